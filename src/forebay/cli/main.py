@@ -1,0 +1,86 @@
+"""The ``forebay`` command: finds the subcommand, and turns known errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from forebay import __version__
+from forebay.errors import ExitCode, ForebayError
+
+__all__ = ["main"]
+
+# command -> (module under forebay.cli, one-line help); modules are imported only when their command runs
+COMMANDS = {
+    "serve": ("serve", "Run the embedded inference server in the foreground."),
+    "plan": ("plan", "Will it fit? The memory arithmetic, before anything is loaded."),
+    "machine": ("machine", "What this machine has, as a table or a JSON file for `plan --machine`."),
+    "up": ("up", "Plan, launch, watch and verify a server (embedded, SGLang or vLLM)."),
+    "wait": ("wait", "Wait for a server that anyone started, and say what it is doing."),
+    "verify": ("verify", "Is the cache really in use? Asked, effective, observed."),
+    "doctor": ("doctor", "Why did it fail? The cause, its evidence and the fix."),
+    "status": ("status", "The runs on this machine and how they are."),
+    "logs": ("logs", "Show or follow a run's log."),
+    "down": ("down", "End a run and prove that nothing is left."),
+    "bench": ("bench", "Measure a server over HTTP."),
+    "generate": ("generate", "Generate a data set from a served model, exactly once."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"forebay.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="forebay")
+def cli() -> None:
+    """Bring up LLM servers with a tiered KV cache, prove that they fit, are up and really use the cache.
+
+    \b
+    Try:
+      forebay plan smollm2              will it fit here?
+      forebay up smollm2                start it, watch it, verify it
+      forebay status                    what runs on this machine
+      forebay down NAME                 end it and prove that nothing is left
+
+    Exit codes: 0 done, 1 our bug, 2 bad usage or input, 3 refused, 4 dead, 5 time is up, 6 stalled or hung,
+    7 asked for but not in effect, 8 something left behind, 9 finished with failed rows, 130 Ctrl-C.
+    """
+
+
+def main() -> None:
+    """Console entry point."""
+    try:
+        result = cli(standalone_mode=False)
+    except ForebayError as error:
+        sys.exit(_report(error))
+    except click.exceptions.Abort:
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(int(ExitCode.USAGE))
+    except KeyboardInterrupt:
+        sys.exit(int(ExitCode.INTERRUPTED))
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _report(error: ForebayError) -> int:
+    code = f" [{error.code}]" if error.code else ""
+    click.echo(f"forebay: {error.message}{code}", err=True)
+    if error.fix:
+        click.echo(f"  fix: {error.fix}", err=True)
+    return int(error.exit_code)

@@ -1,0 +1,1 @@
+"""The embedded inference server (the extra forebay[engine])."""

@@ -1,0 +1,1 @@
+"""The HTTP front: OpenAI endpoints, health, metrics. Imports neither torch nor transformers."""

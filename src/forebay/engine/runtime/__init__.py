@@ -1,0 +1,1 @@
+"""Worker process, model runner, attention, sampling, tensor parallelism, native kernels."""

@@ -1,0 +1,154 @@
+"""The operations a model is made of, as one interface with two back ends: native (C++) and torch (the fallback).
+
+All tensors are contiguous CPU tensors (row-major) unless said otherwise; M is the number of token rows in the step.
+Every operation computes each row from that row alone, in one fixed order: the same row gives the same bits whatever
+else is in the batch (native back end; the fallback is equal within rounding). Activations are bf16 or fp32 (the model's
+dtype), sums are fp32, and results are rounded once on the way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["AttentionBatch", "KernelBackend", "PackedLinear"]
+
+
+class PackedLinear(Protocol):
+    """A weight matrix in the back end's own layout; ``out_features`` x ``in_features``."""
+
+    out_features: int
+    in_features: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """Where each sequence's queries and keys are, for one layer group in one step.
+
+    Sequence i has query rows ``query_start[i]`` .. ``query_start[i + 1]`` of the step's M rows; they are its last tokens:
+    the row r of sequence i sits at absolute position ``context_len[i] - (query_start[i + 1] - r)``.
+
+    Args:
+        page_table: int32 (num_seqs, max_pages), page number -> device page; -1 where nothing may be read.
+        query_start: int32 (num_seqs + 1,).
+        context_len: int32 (num_seqs,), keys a sequence has, this step's included.
+        slots: int64 (M,), page * page_size + offset: where each row's KV is written.
+        positions: int32 (M,), each row's absolute position.
+        page_size: token slots a page.
+    """
+
+    page_table: torch.Tensor
+    query_start: torch.Tensor
+    context_len: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+    page_size: int
+
+
+class KernelBackend(Protocol):
+    """One back end. ``out`` is written in place."""
+
+    name: str
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        """Pack ``weight`` (N, K), bf16 or fp32; the caller may drop it afterwards."""
+
+    def pack_quantized(self, scheme: str, tensors: dict[str, torch.Tensor], shape: tuple[int, int]) -> PackedLinear:
+        """Pack a quantized weight so that products read the packed bytes; no dequantised copy is kept.
+
+        Schemes: ``int4_g32`` (compressed-tensors pack-quantized, symmetric, group 32: ``weight_packed`` int32
+        (N, K/8), ``weight_scale`` bf16 (N, K/32)), ``fp8_block`` (``weight`` float8_e4m3fn (N, K), ``weight_scale_inv``
+        fp32 (ceil(N/128), ceil(K/128))), ``int8`` (``weight`` int8 (N, K), ``weight_scale`` (N, 1)).
+        """
+
+    def linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor) -> None:
+        """out (M, N) = x (M, K) @ weight.T + bias. ``out`` is the model's dtype, or fp32 (logits)."""
+
+    def grouped_linear(
+        self,
+        x: torch.Tensor,
+        weights: list[PackedLinear],
+        rows: torch.Tensor,
+        expert_start: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """For expert e and i in expert_start[e] .. expert_start[e+1]: out[i] = x[rows[i]] @ weights[e].T.
+
+        Experts with no rows are not touched. rows int32 (R,), expert_start int32 (E + 1,), out (R, N).
+        """
+
+    def embed(self, table: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
+        """out[i] = table[tokens[i]]; tokens int32 (M,)."""
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, gemma: bool = False
+    ) -> None:
+        """RMSNorm over the last dimension (x (M, H) or (M, heads, dim)); rounding as in transformers' Llama:
+        out = weight * round(x * rsqrt(mean(x^2) + eps)); gemma: out = round(x * rsqrt(...) * (1 + weight)) in fp32."""
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> None:
+        """residual += x (rounded to its dtype), then out = rms_norm(residual)."""
+
+    def rope_store(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: AttentionBatch,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+    ) -> None:
+        """Rotate q (M, Hq, D; row stride may exceed Hq*D) in place, write rotated k and v into the pools at batch.slots.
+
+        cos, sin: the model's dtype (max_positions, D / 2), rotate-half convention; rounding as in transformers
+        (cos/sin rounded to the model's dtype, products and sum rounded to the model's dtype).
+        Pools: (num_pages, heads, page_size, D).
+        """
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        out: torch.Tensor,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        """Causal attention of q (M, Hq, D) over the pools through the page tables; out (M, Hq, Dv).
+
+        Keys are summed in blocks at fixed absolute positions, so that chunking and page size never change a bit.
+        """
+
+    def latent_store(self, latent: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
+        """Write latent (M, R) (compressed vector and rotated rope key side by side) into pool (pages, 1, page_size, R)."""
+
+    def latent_attention(
+        self,
+        q: torch.Tensor,
+        pool: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        value_dim: int,
+        out: torch.Tensor,
+    ) -> None:
+        """Absorbed multi-head latent attention: q (M, H, R) against pool (pages, 1, page_size, R); the values are the
+        first ``value_dim`` of the same R; out (M, H, value_dim)."""
+
+    def silu_mul(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x (M, 2I) = [gate | up]; out (M, I) = round(silu(gate)) * up."""
+
+    def gelu_tanh_mul(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x (M, 2I) = [gate | up]; out (M, I) = round(gelu_tanh(gate)) * up."""
+
+    def info(self) -> dict[str, Any]:
+        """What was picked: instruction set, threads, library file."""

@@ -1,0 +1,1 @@
+"""The C++ kernels and how they are built and bound."""

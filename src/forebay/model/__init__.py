@@ -1,0 +1,1 @@
+"""What a checkpoint is: geometry, weight bytes, where models come from. No torch."""

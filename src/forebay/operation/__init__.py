@@ -1,0 +1,1 @@
+"""Bring up, wait, verify, diagnose, take down; the record of each run."""

@@ -1,0 +1,1 @@
+"""Will it fit: the memory arithmetic, and a Plan that says why."""

@@ -1,0 +1,1 @@
+"""Servers seen from outside, one module each: embedded, sglang, vllm."""

@@ -1,0 +1,1 @@
+"""Put a server to work over HTTP: bench and generate."""
