@@ -102,6 +102,9 @@ class PrefixCacheProtocol(Protocol):
     def close(self, lease: Lease) -> None:
         """Unlock everything, free the partial page. Safe to call once, also while the lease's load is in flight."""
 
+    def note_prefill(self, tokens: int, seconds: float) -> None:
+        """A step computed ``tokens`` prompt tokens in ``seconds``: what loading is weighed against."""
+
     def poll(self) -> None:
         """Take note of finished transfers, start what waits for room. Called once a step and when idle; never blocks."""
 

@@ -73,6 +73,9 @@ class LayerGate(Protocol):
     def wait_layer(self, layer: int) -> bool:
         """Block until ``layer`` (the model's numbering) has arrived; False when the transfer failed."""
 
+    def has_arrived(self, layer: int) -> bool:
+        """True when ``wait_layer(layer)`` would return at once (a failed transfer too). Never blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:

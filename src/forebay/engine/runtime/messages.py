@@ -1,0 +1,235 @@
+"""What crosses the borders between the front and the ranks: msgspec records, arrays on the wire.
+
+    front  -> rank 0     FrontMessage:  Submit, Abort, Call, Stop
+    rank r -> front      WorkerMessage: Hello, StageReport, Resolved, Ready, Failed, StepReport, Reply, Heartbeat
+    rank 0 -> ranks > 0  PlanMessage:   StepPlan, Transfers, EndOfPlan
+    rank r -> rank 0     Followed: what a rank has done, with the digest of all decisions so far
+
+Token arrays travel as little-endian int32 bytes. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Abort",
+    "Call",
+    "EndOfPlan",
+    "Failed",
+    "Followed",
+    "FrontMessage",
+    "Heartbeat",
+    "Hello",
+    "PlanMessage",
+    "PlannedSequence",
+    "Ready",
+    "Reply",
+    "Resolved",
+    "StageReport",
+    "StepPlan",
+    "StepReport",
+    "Stop",
+    "Submit",
+    "TokenEvent",
+    "Transfers",
+    "WorkerMessage",
+    "pack_tokens",
+    "unpack_tokens",
+]
+
+Int32Array = npt.NDArray[np.int32]
+
+
+def pack_tokens(tokens: Int32Array | list[int]) -> bytes:
+    """Token ids as little-endian int32 bytes."""
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> Int32Array:
+    """The inverse of ``pack_tokens``; the array may not be written to."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+class _Wire(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Base of all messages."""
+
+
+# front -> rank 0
+
+
+class Submit(_Wire):
+    """One sequence to generate. ``sampling`` holds the fields of step.SamplingParams in their order."""
+
+    seq_id: int
+    prompt: bytes
+    max_tokens: int
+    min_tokens: int
+    stop_ids: tuple[int, ...]
+    """Tokens that end the sequence (the model's end tokens unless ``ignore_eos``, and the client's own)."""
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int
+    logprobs: int | None
+
+
+class Abort(_Wire):
+    """The client went away, or a stop string was found: free the sequences' pages before the next step."""
+
+    seq_ids: tuple[int, ...]
+
+
+class Call(_Wire):
+    """A question between steps: ``stats``, ``cache`` or ``flush`` (with ``tier``); answered by a Reply."""
+
+    call_id: int
+    method: str
+    tier: str | None = None
+
+
+class Stop(_Wire):
+    """End now; the front has already drained."""
+
+
+FrontMessage = Submit | Abort | Call | Stop
+
+
+# rank -> front
+
+
+class Hello(_Wire):
+    """The rank's process runs and its sockets are connected."""
+
+    rank: int
+    pid: int
+
+
+class StageReport(_Wire):
+    """Start-up has reached ``stage``; ``progress`` 0..1 where it is known."""
+
+    rank: int
+    stage: str
+    progress: float | None = None
+
+
+class Resolved(_Wire):
+    """MODEL is this local Hugging Face folder."""
+
+    folder: str
+
+
+class Ready(_Wire):
+    """The rank can execute steps; rank 0's ``info`` describes pools and limits for /server_info."""
+
+    rank: int
+    info: dict[str, Any]
+
+
+class Failed(_Wire):
+    """The rank could not start or go on; it exits after this."""
+
+    rank: int
+    message: str
+    exit_code: int
+    fix: str | None = None
+    code: str | None = None
+
+
+class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
+    """One sequence's new token (or its end without one, ``token`` < 0)."""
+
+    seq_id: int
+    token: int
+    finish: str | None = None
+    """``stop``, ``length``, or None while the sequence goes on."""
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    cached: tuple[int, int, int] | None = None
+    """With the first token: prompt tokens taken from device, host and disk."""
+
+
+class StepReport(_Wire):
+    """One step's outcome: all its tokens in one message, and the gauges that move with every step."""
+
+    step: int
+    seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    events: list[TokenEvent]
+    running: int
+    waiting: int
+    loading: int
+    preemptions: int
+
+
+class Reply(_Wire):
+    """The answer to a Call; ``error`` where it failed."""
+
+    call_id: int
+    result: dict[str, Any]
+    error: str | None = None
+
+
+class Heartbeat(_Wire):
+    """Sent by a thread of its own once a second; ``cpu_s`` is the process's CPU time."""
+
+    rank: int
+    step: int
+    cpu_s: float
+
+
+WorkerMessage = Hello | StageReport | Resolved | Ready | Failed | StepReport | Reply | Heartbeat
+
+
+# rank 0 -> ranks > 0, and back
+
+
+class PlannedSequence(msgspec.Struct, array_like=True, frozen=True):
+    """A step.SeqStep without what only rank 0 needs (sampling)."""
+
+    seq_id: int
+    tokens: bytes
+    start: int
+    page_tables: tuple[bytes, ...]
+    sample: bool
+
+
+class StepPlan(_Wire):
+    """Run this step. ``gate_ids`` are the transfers whose layers it must wait for."""
+
+    step: int
+    seqs: list[PlannedSequence]
+    gate_ids: tuple[int, ...] = ()
+
+
+class Transfers(_Wire):
+    """Start these transfers before the next step; ``actions`` is the cache's own encoding of its decisions."""
+
+    step: int
+    actions: bytes
+
+
+class EndOfPlan(_Wire):
+    """No more steps: free everything and exit."""
+
+
+PlanMessage = StepPlan | Transfers | EndOfPlan
+
+
+class Followed(_Wire):
+    """A rank has done everything up to ``step``; ``digest`` hashes every plan it got, in order."""
+
+    rank: int
+    step: int
+    digest: str
+    finished_transfers: tuple[int, ...] = ()
+    failed_transfers: tuple[int, ...] = ()

@@ -1,0 +1,65 @@
+"""How many prompt tokens a step may compute: from measured step times.
+
+A step with d decoding sequences and p prompt tokens is taken to last decode(d) + p x per_token. Both are running
+averages of what was measured; decode(d) is kept per power of two of d, because a decoding step's time hardly depends on d
+until it does.
+"""
+
+from __future__ import annotations
+
+__all__ = ["StepBudget"]
+
+_WEIGHT = 0.2
+"""Of a new measurement in a running average."""
+_LEAST = 32
+"""Prompt tokens a step gets however late it is: prefill must go on."""
+_GRAIN = 16
+"""Budgets are multiples of this, so that chunks end on page borders for the usual page sizes."""
+
+
+class StepBudget:
+    """Measures steps and sizes the next one.
+
+    Args:
+        chunk_size: most prompt tokens a step.
+        target_s: how long a step may last while others decode.
+    """
+
+    def __init__(self, chunk_size: int, target_s: float) -> None:
+        self._chunk_size = chunk_size
+        self._target_s = target_s
+        self._decode_s: dict[int, float] = {}
+        self._per_token_s: float | None = None
+
+    def prefill_tokens(self, num_decoding: int) -> int:
+        """Prompt tokens that the next step may compute beside ``num_decoding`` decoding sequences."""
+        if num_decoding == 0 or self._per_token_s is None:
+            return self._chunk_size
+        spare_s = self._target_s - self._expected_decode_s(num_decoding)
+        fitting = int(spare_s / self._per_token_s) // _GRAIN * _GRAIN
+        return max(min(_LEAST, self._chunk_size), min(self._chunk_size, fitting))
+
+    def measured(self, num_decoding: int, prefill_tokens: int, seconds: float) -> None:
+        """Learn from a step that waited for no transfer."""
+        if prefill_tokens == 0:
+            bucket = num_decoding.bit_length()
+            self._decode_s[bucket] = _average(self._decode_s.get(bucket), seconds)
+        elif prefill_tokens >= _LEAST:
+            spent = max(seconds - self._expected_decode_s(num_decoding), seconds / 10)
+            self._per_token_s = _average(self._per_token_s, spent / prefill_tokens)
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Measured prompt tokens a second; None before the first measurement."""
+        return None if self._per_token_s is None else 1.0 / self._per_token_s
+
+    def _expected_decode_s(self, num_decoding: int) -> float:
+        """The measured time of the nearest size; 0 before any measurement or without decoding."""
+        if num_decoding == 0 or not self._decode_s:
+            return 0.0
+        bucket = num_decoding.bit_length()
+        return self._decode_s[min(self._decode_s, key=lambda known: abs(known - bucket))]
+
+
+def _average(old: float | None, new: float) -> float:
+    return new if old is None else old + _WEIGHT * (new - old)
