@@ -144,7 +144,7 @@ class RecordingMachine:
         self._machine = machine
         self._files: dict[str, bytes] = {}
         self._looks: dict[str, Any] = {"name": machine.name, "failures": {}}
-        self.name = machine.name
+        self.name: str = machine.name
 
     def save(self, folder: Path) -> None:
         """Write everything seen so far. Refuses nothing: the folder is made, files in it are replaced."""
@@ -171,7 +171,7 @@ class RecordingMachine:
         return self._keep("list", path, lambda: self._machine.listdir(path), lambda names: names)
 
     def readlink(self, path: str) -> str:
-        return self._keep("link", path, lambda: self._machine.readlink(path), lambda target: target)
+        return self._keep("link", path, lambda: self._machine.readlink(path), str)
 
     def stat(self, path: str) -> FileStat:
         return self._keep("stat", path, lambda: self._machine.stat(path), asdict)
