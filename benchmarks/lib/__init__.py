@@ -1,0 +1,1 @@
+"""What the benchmarks share: peer servers, a small client, statistics."""
