@@ -1,0 +1,102 @@
+"""Everything the cache can be told, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from forebay.errors import UsageError
+from forebay.planning.kv_spec import KVSpec
+
+__all__ = ["CacheConfig", "Eviction", "FsyncPolicy", "LoadPolicy", "WritePolicy"]
+
+
+class WritePolicy(StrEnum):
+    """When a page is backed up to the next tier (SGLang's names and meanings)."""
+
+    WRITE_THROUGH = "write_through"
+    """As soon as it has been computed."""
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    """When it is used a second time."""
+    WRITE_BACK = "write_back"
+    """When it is evicted from the tier above."""
+
+
+class Eviction(StrEnum):
+    """What goes first when a pool is full."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    COST = "cost"
+
+
+class LoadPolicy(StrEnum):
+    """What to do with a prefix that is in the host or disk tier."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+    AUTO = "auto"
+    """Load where the measured rates say that it takes less time than recomputing."""
+
+
+class FsyncPolicy(StrEnum):
+    """When segment files are forced to the medium. A record is checked when read, so none of them risks a wrong page."""
+
+    NEVER = "never"
+    """The kernel decides; a power cut loses what it had not written. A killed process loses nothing it had appended."""
+    SEAL = "seal"
+    """Once a segment, when it is full and its index is written."""
+    ALWAYS = "always"
+    """After every batch of records."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Settings of one server's cache; sizes are bytes in total over the node unless they say otherwise."""
+
+    device_pages: tuple[int, ...]
+    """Pages of each layer group's device pool, per rank (the same on every rank)."""
+    host_bytes: int = 0
+    """The host tier's budget, in total; 0: no host tier."""
+    disk_dir: Path | None = None
+    """Folder of the disk tier; None: no disk tier."""
+    disk_bytes: int = 0
+    """The disk tier's budget."""
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    eviction: Eviction = Eviction.LRU
+    load: LoadPolicy = LoadPolicy.AUTO
+    fsync: FsyncPolicy = FsyncPolicy.NEVER
+    fingerprint: str = ""
+    """Names the model's weights and dtype: pages on disk are salted with it."""
+    tp: int = 1
+    """Ranks."""
+    segment_bytes: int = 256 * 2**20
+    """Size of a segment file, and so the unit in which the disk tier evicts; at most an eighth of ``disk_bytes``."""
+    staging_pages: int = 64
+    """Host pages kept aside for moving between device and disk when the host tier has no room or does not exist."""
+    load_timeout_s: float = 10.0
+    """A load that takes longer than this and than four times its estimate is given up and recomputed."""
+    backup_queue_pages: int = 4096
+    """Backups under way at most; beyond it new pages are not backed up (counted as dropped: ``queue_full``)."""
+
+    def validate(self, spec: KVSpec) -> CacheConfig:
+        """Return self if it can work for ``spec``.
+
+        Raises:
+            UsageError: naming the setting and a value that works.
+        """
+        if len(self.device_pages) != len(spec.groups):
+            raise UsageError(f"device pool: {len(self.device_pages)} sizes for {len(spec.groups)} layer groups")
+        if min(self.device_pages) < 1:
+            raise UsageError("device pool: a layer group has no page", fix="raise --device-cache")
+        if (self.disk_dir is None) != (self.disk_bytes == 0):
+            raise UsageError(
+                "disk tier: the folder and the size belong together", fix="give --disk-cache and --disk-size"
+            )
+        if self.disk_dir is not None and not self.fingerprint:
+            raise UsageError("disk tier: no model fingerprint to salt the pages with")
+        for group in spec.groups:
+            for part in group.parts:
+                part.heads_per_rank(self.tp)
+        return self

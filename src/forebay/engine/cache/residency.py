@@ -1,0 +1,113 @@
+"""Which pages are where, who holds them, and what goes when room is needed. No transfers, no policy about tiers.
+
+A slot (one layer group of one page) is *held* by leases and by transfers that have no lease. While it is held none of
+its copies can go; the moment nobody holds it they all join their pools' eviction queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from forebay.engine.cache.eviction import EvictionQueue, make_queue
+from forebay.engine.cache.node import Copy, Node
+from forebay.engine.cache.pools import PagePool
+from forebay.engine.cache.tree import PageTree
+
+__all__ = ["Residency"]
+
+
+class Residency:
+    """The tree, and per layer group a device pool and a host pool with their eviction queues.
+
+    Args:
+        page_size: tokens a page.
+        device_pages: pages of each group's device pool.
+        host_pages: pages of each group's host pool (0: there is no host tier).
+        eviction: ``lru``, ``lfu`` or ``cost``.
+        cost: seconds to recompute the page with a given page number (used by ``cost``).
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        device_pages: Sequence[int],
+        host_pages: Sequence[int],
+        eviction: str,
+        cost: Callable[[int], float],
+    ) -> None:
+        self.tree = PageTree(page_size, len(device_pages))
+        self.device = [PagePool(n) for n in device_pages]
+        self.host = [PagePool(n) for n in host_pages]
+        self.device_queue: list[EvictionQueue] = [make_queue(eviction, cost) for _ in device_pages]
+        self.host_queue: list[EvictionQueue] = [make_queue(eviction, cost) for _ in host_pages]
+
+    def hold(self, group: int, nodes: Sequence[Node]) -> None:
+        """Keep every copy of these slots where it is."""
+        leave_device = self.device_queue[group].remove
+        leave_host = self.host_queue[group].remove
+        for node in nodes:
+            slot = node.extra[group - 1] if group else node
+            if not slot.lock:
+                if slot.device is not None:
+                    leave_device(slot.device)
+                if slot.host is not None:
+                    leave_host(slot.host)
+            slot.lock += 1
+
+    def release(self, group: int, nodes: Sequence[Node]) -> None:
+        """Undo one ``hold``. ``nodes`` run from the root down; the deepest becomes evictable first."""
+        join_device = self.device_queue[group].add
+        join_host = self.host_queue[group].add
+        for node in reversed(nodes):
+            slot = node.extra[group - 1] if group else node
+            slot.lock -= 1
+            if slot.lock:
+                continue
+            device, host = slot.device, slot.host
+            if device is not None:
+                join_device(device)
+            if host is not None:
+                join_host(host)
+            elif device is None:
+                self.tree.prune(node)
+
+    def place_on_device(self, group: int, node: Node, page: int) -> Copy:
+        """``page`` becomes the device copy of a held slot that has none."""
+        slot = node.slot(group)
+        assert slot.lock, "a device copy was placed in a slot that nobody holds"
+        assert slot.device is None, "a slot got a second device copy"
+        slot.device = copy = Copy(node, page)
+        return copy
+
+    def place_on_host(self, group: int, node: Node, page: int) -> Copy:
+        """``page`` becomes the host copy of a held slot that has none."""
+        slot = node.slot(group)
+        assert slot.lock, "a host copy was placed in a slot that nobody holds"
+        assert slot.host is None, "a slot got a second host copy"
+        slot.host = copy = Copy(node, page)
+        return copy
+
+    def drop_device(self, group: int, copy: Copy) -> None:
+        """Forget a device copy and free its page."""
+        slot = copy.node.slot(group)
+        if not slot.lock:
+            self.device_queue[group].remove(copy)
+        slot.device = None
+        self.device[group].give(copy.page)
+        if slot.host is None and not slot.lock:
+            self.tree.prune(copy.node)
+
+    def drop_host(self, group: int, copy: Copy) -> None:
+        """Forget a host copy and free its page."""
+        assert not copy.writing, "a host page was freed while the disk tier reads it"
+        slot = copy.node.slot(group)
+        if not slot.lock:
+            self.host_queue[group].remove(copy)
+        slot.host = None
+        self.host[group].give(copy.page)
+        if slot.device is None and not slot.lock:
+            self.tree.prune(copy.node)
+
+    def device_room(self, group: int) -> int:
+        """Pages of ``group`` that can be had now: free, or evictable."""
+        return self.device[group].free + len(self.device_queue[group])
