@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 from lib.client import run_streams
 
-__all__ = ["Server", "forebay", "llama_cpp", "start", "stop", "tree_rss_bytes", "vllm"]
+__all__ = ["Server", "cpu_seconds", "forebay", "llama_cpp", "start", "stop", "tree_rss_bytes", "vllm"]
 
 
 @dataclass
@@ -93,14 +94,10 @@ def stop(server: Server) -> None:
         return
     pid = server.process.pid
     server.process.send_signal(signal.SIGTERM)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         server.process.wait(30)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     server.process.wait()
 
 
