@@ -1,0 +1,41 @@
+"""What the servers' logs share: argparse, tracebacks, and progress bars."""
+
+from __future__ import annotations
+
+import re
+
+from forebay.servers.grammar.model import ErrorMark
+
+__all__ = ["ARGPARSE_ERROR", "BARE_EXCEPTION", "EXCEPTION", "TRACEBACK", "crossed", "progress"]
+
+TRACEBACK = re.compile(r"^Traceback \(most recent call last\):|: Traceback \(most recent call last\):$")
+EXCEPTION = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Warning|Interrupt|Exit|Timeout|Iteration|NotFound|ExceptionGroup)"
+    r"|Exception)(?:: (?P<message>.*)|:?$)"
+)
+"""The last line of a traceback: a type and, after a colon, the first line of its message."""
+
+ARGPARSE_ERROR = re.compile(r"^[\w./ -]{1,80}: error: (?P<message>.+)")
+"""argparse's last word, after its usage."""
+
+FATAL_SIGNAL = re.compile(r"^Fatal Python error: (?P<message>.+)")
+
+COMMON_ERRORS = (ErrorMark(ARGPARSE_ERROR), ErrorMark(FATAL_SIGNAL))
+
+BARE_EXCEPTION = ErrorMark(
+    re.compile(r"^(?!KeyboardInterrupt|SystemExit|asyncio\.exceptions\.CancelledError)" + EXCEPTION.pattern[1:])
+)
+"""An exception that nothing caught; only where a server's own messages always carry a prefix."""
+
+
+def progress(words: str) -> re.Pattern[str]:
+    """A tqdm bar whose description starts with ``words``: percent, done, total, time left and rate."""
+    return re.compile(
+        words + r"[^|%\r]*?:?\s+(?P<percent>\d+)%(?:[^0-9]*?(?P<done>\d+)/(?P<total>\d+)"
+        r"(?: \[[\d:?]+<(?P<left>[\d:?]+),\s*(?P<rate>[^\]]+?)\])?)?"
+    )
+
+
+def crossed(*parts: str) -> re.Pattern[str]:
+    """One pattern that matches any of ``parts``."""
+    return re.compile("|".join(parts))
