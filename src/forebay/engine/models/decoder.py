@@ -1,0 +1,149 @@
+"""The pre-norm decoder that most families are: x += attention(norm(x)); x += mlp(norm(x))."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from forebay.engine.models.parts import Build, Embedding, Head, Step
+from forebay.engine.runtime.device_pool import DevicePool
+from forebay.engine.runtime.rotary import RopeSettings, rope_tables
+from forebay.engine.runtime.workspace import Views
+from forebay.planning.kv_spec import KVSpec, LayerGroup
+
+__all__ = ["Block", "Decoder", "Layer", "Model", "group_layers"]
+
+Rope = tuple[torch.Tensor, torch.Tensor]
+
+
+class Block(Protocol):
+    """An attention block: bound to its pools once, called each step."""
+
+    group: int
+
+    def bind(self, pools: Sequence[torch.Tensor], rope: Rope) -> None: ...
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor: ...
+
+
+class Model(Protocol):
+    """What the runner drives."""
+
+    vocab_size: int
+    groups: tuple[LayerGroup, ...]
+
+    def bind(self, pool: DevicePool, max_positions: int) -> None:
+        """Take the pool, and make the rotary tables for positions below ``max_positions``."""
+
+    def forward(self, step: Step, sample_views: Views) -> torch.Tensor | None:
+        """Logits (S, vocabulary) on rank 0, in scratch; None where nothing samples."""
+
+
+class Layer:
+    """One decoder layer's parts; ``Decoder.forward`` calls them."""
+
+    def __init__(
+        self,
+        attention: Block,
+        mlp: Callable[[torch.Tensor, Step], torch.Tensor],
+        input_norm: torch.Tensor,
+        post_norm: torch.Tensor,
+    ) -> None:
+        self.attention = attention
+        self.mlp = mlp
+        self.input_norm = input_norm
+        self.post_norm = post_norm
+
+
+def group_layers(
+    windows: Sequence[int | None], parts: Callable[[int | None], LayerGroup]
+) -> tuple[tuple[LayerGroup, ...], list[int]]:
+    """Layer groups by window (full attention first), and each layer's group.
+
+    Args:
+        windows: for each layer, its window.
+        parts: makes the group, without its layers, for a window.
+    """
+    kinds = sorted(set(windows), key=lambda w: (w is not None, w or 0))
+    groups = []
+    for kind in kinds:
+        model = parts(kind)
+        layers = tuple(i for i, w in enumerate(windows) if w == kind)
+        groups.append(LayerGroup(model.name, layers, model.parts, kind))
+    return tuple(groups), [kinds.index(w) for w in windows]
+
+
+class Decoder:
+    """Embedding, layers, norm, head. Rows that do not sample leave after the last layer's attention has their KV.
+
+    Args:
+        build: the context.
+        groups: the layer groups, in the KV spec's order.
+        rope: the rotary settings of each group.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        *,
+        groups: tuple[LayerGroup, ...],
+        rope: Sequence[RopeSettings],
+        layers: Sequence[Layer],
+        embedding: Embedding,
+        head: Head,
+        final_norm: torch.Tensor,
+        eps: float,
+    ) -> None:
+        self.groups = groups
+        self.vocab_size = head.vocab_size
+        self.rope = tuple(rope)
+        self.layers = list(layers)
+        self.embedding, self.head = embedding, head
+        self.final_norm, self.eps = final_norm, eps
+        self._backend = build.backend
+        self._dtype = build.dtype
+        hidden = final_norm.shape[0]
+        ws = build.workspace
+        self._x = ws.register("x", (hidden,), build.dtype)
+        self._residual = ws.register("residual", (hidden,), build.dtype)
+        self._picked = ws.register("picked", (hidden,), build.dtype)
+
+    def kv_spec(self, page_size: int) -> KVSpec:
+        return KVSpec(self.groups, page_size)
+
+    def bind(self, pool: DevicePool, max_positions: int) -> None:
+        tables = [rope_tables(rope, max_positions, self._dtype) for rope in self.rope]
+        for index, group in enumerate(self.groups):
+            for layer, pools in zip(group.layers, pool.tensors[index]):
+                self.layers[layer].attention.bind(pools, tables[index])
+
+    def forward(self, step: Step, sample_views: Views) -> torch.Tensor | None:
+        views, backend, eps, wait = step.views, self._backend, self.eps, step.wait
+        x, residual = views[self._x], views[self._residual]
+        self.embedding(step.tokens, residual, views)
+        backend.rms_norm(residual, self.layers[0].input_norm, eps, x)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            if wait is not None:
+                wait(index)
+            hidden = layer.attention(x, step)
+            backend.add_rms_norm(hidden, residual, layer.post_norm, eps, x)
+            hidden = layer.mlp(x, step)
+            if index < last:
+                backend.add_rms_norm(hidden, residual, self.layers[index + 1].input_norm, eps, x)
+        return self._logits(hidden, residual, step, sample_views)
+
+    def _logits(
+        self, hidden: torch.Tensor, residual: torch.Tensor, step: Step, sample_views: Views
+    ) -> torch.Tensor | None:
+        if step.num_samples == 0:
+            return None
+        x = sample_views[self._x]
+        if step.sample_rows is not None:
+            # ``picked`` and the residual's own scratch at S rows: index_select may not write what it reads.
+            hidden = hidden.index_select(0, step.sample_rows)
+            residual = torch.index_select(residual, 0, step.sample_rows, out=sample_views[self._picked])
+        self._backend.add_rms_norm(hidden, residual, self.final_norm, self.eps, x)
+        return self.head(x, sample_views)

@@ -1,0 +1,67 @@
+"""The gated MLP."""
+
+from __future__ import annotations
+
+import torch
+
+from forebay.engine.models.parts import Build, RowLinear, Step
+from forebay.engine.runtime.weights import LinearPart, shard
+from forebay.errors import UsageError
+
+__all__ = ["GatedMLP", "activation_of"]
+
+_ACTIVATIONS = {"silu": "silu_mul", "swish": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
+
+
+def activation_of(name: str) -> str:
+    """The back end's operation for a config's activation.
+
+    Raises:
+        UsageError: one we do not have.
+    """
+    operation = _ACTIVATIONS.get(name)
+    if operation is None:
+        raise UsageError(f"config.json asks for activation {name!r}", fix=f"Forebay has {', '.join(_ACTIVATIONS)}")
+    return operation
+
+
+class GatedMLP:
+    """down(act(gate(x)) * up(x)), the intermediate dimension split over the ranks.
+
+    Args:
+        build: the context.
+        name: the module's name, such as ``model.layers.0.mlp``.
+        intermediate: over all ranks.
+        activation: as in the config.
+        reduce: sum over the ranks here; False: ``partial`` hands out this rank's part (inside a mixture of experts).
+    """
+
+    def __init__(self, build: Build, name: str, intermediate: int, activation: str = "silu") -> None:
+        comm, ws = build.comm, build.workspace
+        span = shard(intermediate, comm.rank, comm.size, what="MLP columns")
+        self.gate_up = build.weights.linear(
+            [LinearPart(f"{name}.gate_proj", span), LinearPart(f"{name}.up_proj", span)]
+        )
+        self.down = RowLinear(
+            build, build.weights.linear([LinearPart(f"{name}.down_proj")], cols=span, bias=comm.rank == 0)
+        )
+        self._linear = build.backend.linear
+        self._act = getattr(build.backend, activation_of(activation))
+        width = span[1] - span[0]
+        self._gate_up = ws.register("gate_up", (2 * width,), build.dtype)
+        self._mid = ws.register("mid", (width,), build.dtype)
+        self._hidden = ws.register("hidden", (self.down.linear.out_features,), build.dtype)
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """x (M, H), normed -> (M, H) in scratch."""
+        views = step.views
+        hidden = views[self._hidden]
+        self.down(self.activated(x, step), hidden, views)
+        return hidden
+
+    def activated(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """This rank's columns of act(gate(x)) * up(x), the input of ``down``."""
+        gate_up, mid = step.views[self._gate_up], step.views[self._mid]
+        self._linear(x, self.gate_up, gate_up)
+        self._act(gate_up, mid)
+        return mid

@@ -1,0 +1,134 @@
+"""What every family is built from: the context it is built in, the step it runs, embedding, head and linears by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from forebay.engine.runtime.comm import Comm
+from forebay.engine.runtime.kernels.interface import AttentionBatch, KernelBackend, PackedLinear
+from forebay.engine.runtime.weights import LinearPart, Weights
+from forebay.engine.runtime.workspace import Views, Workspace
+
+__all__ = ["Build", "Embedding", "GateFailed", "Head", "RowLinear", "Step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What a block needs while it is being built."""
+
+    weights: Weights
+    workspace: Workspace
+    backend: KernelBackend
+    comm: Comm
+    dtype: torch.dtype
+
+
+class GateFailed(Exception):
+    """A page this step reads did not arrive; the step is abandoned (one rank only: see ``Step.wait``)."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One step as the models see it.
+
+    Args:
+        tokens: int32 (M,).
+        batches: for each layer group, where queries and keys are.
+        views: scratch at M rows.
+        sample_rows: int64 (S,), the rows whose logits are wanted; None: all M.
+        num_samples: S.
+        wait: called with a layer's number just before the layer reads or writes KV; None: nothing is arriving.
+    """
+
+    tokens: torch.Tensor
+    batches: list[AttentionBatch]
+    views: Views
+    sample_rows: torch.Tensor | None
+    num_samples: int
+    wait: Callable[[int], None] | None = None
+
+
+class RowLinear:
+    """A linear whose input is split over the ranks: the partial results are summed in fp32 and rounded once.
+
+    Args:
+        build: the context.
+        linear: this rank's columns; its bias, if any, on rank 0 only.
+    """
+
+    def __init__(self, build: Build, linear: PackedLinear) -> None:
+        self.linear = linear
+        self._backend = build.backend
+        self._comm = build.comm
+        self._partial = build.workspace.register("partial", (linear.out_features,), torch.float32)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, views: Views) -> None:
+        if self._comm.size == 1:
+            self._backend.linear(x, self.linear, out)
+            return
+        partial = views[self._partial]
+        self._backend.linear(x, self.linear, partial)
+        self._comm.all_reduce(partial, out)
+
+
+def vocabulary_shard(size: int, rank: int, tp: int) -> tuple[int, int]:
+    """The rank's rows [a, b) of a vocabulary of ``size``; the last ranks may have fewer, or none."""
+    each = -(-size // tp)
+    return min(size, rank * each), min(size, (rank + 1) * each)
+
+
+class Embedding:
+    """The token table, its rows split over the ranks; every rank gets every row through a sum with zeros."""
+
+    def __init__(self, build: Build, name: str, vocab_size: int, *, scale: float | None = None) -> None:
+        comm = build.comm
+        self.first, self.last = vocabulary_shard(vocab_size, comm.rank, comm.size)
+        self.table = build.weights.tensor(f"{name}.weight", rows=(self.first, self.last))
+        self._backend = build.backend
+        self._comm = comm
+        self._scale = None if scale is None else torch.tensor(scale, dtype=build.dtype)
+        self._partial = build.workspace.register("partial", (self.table.shape[1],), torch.float32)
+
+    def __call__(self, tokens: torch.Tensor, out: torch.Tensor, views: Views) -> None:
+        if self._comm.size == 1:
+            self._backend.embed(self.table, tokens, out)
+        else:
+            mine = (tokens >= self.first) & (tokens < self.last)
+            partial = views[self._partial]
+            partial.zero_()
+            partial[mine] = self.table[(tokens[mine] - self.first).long()].float()
+            self._comm.all_reduce(partial, out)
+        if self._scale is not None:
+            out.mul_(self._scale)
+
+
+class Head:
+    """Logits, the vocabulary split over the ranks; rank 0 gets all of them, in fp32."""
+
+    def __init__(self, build: Build, name: str, vocab_size: int, embedding: Embedding, *, tied: bool) -> None:
+        comm, weights = build.comm, build.weights
+        self.vocab_size = vocab_size
+        first, last = embedding.first, embedding.last
+        if tied or not weights.has(f"{name}.weight"):
+            self.linear = build.backend.pack_linear(embedding.table)
+            weights.nbytes += self.linear.nbytes
+        else:
+            self.linear = weights.linear([LinearPart(name, (first, last))])
+        self._backend = build.backend
+        self._comm = comm
+        self._logits = build.workspace.register("logits", (last - first,), torch.float32)
+
+    def __call__(self, x: torch.Tensor, views: Views) -> torch.Tensor:
+        """Logits (S, vocabulary) of x (S, H); on other ranks than 0 only this rank's part."""
+        logits = views[self._logits]
+        self._backend.linear(x, self.linear, logits)
+        if self._comm.size == 1:
+            return logits
+        each = -(-self.vocab_size // self._comm.size)
+        if logits.shape[1] < each:
+            logits = torch.nn.functional.pad(logits, (0, each - logits.shape[1]), value=float("-inf"))
+        parts = self._comm.all_gather(logits.contiguous())
+        return torch.cat(parts, dim=1)[:, : self.vocab_size] if self._comm.rank == 0 else logits

@@ -1,0 +1,84 @@
+"""Architectures by the name in ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from forebay.engine.models.decoder import Model
+from forebay.engine.models.llama import LlamaConfig, build_llama, read_llama_config
+from forebay.engine.models.parts import Build
+from forebay.errors import UsageError
+from forebay.planning.kv_spec import LayerGroup
+
+__all__ = ["ARCHITECTURES", "Architecture", "ModelConfig", "architecture_of", "text_config"]
+
+
+class ModelConfig(Protocol):
+    """What every family's checked config can say before a weight is read."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def groups(self, value_bytes: int) -> tuple[tuple[LayerGroup, ...], list[int]]:
+        """The layer groups of its KV, and each layer's group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One family.
+
+    Args:
+        read: checks the (text) config for a number of ranks; raises UsageError before any weight is read.
+        load: builds the model.
+    """
+
+    read: Callable[..., Any]
+    load: Callable[[Build, Any], Model]
+
+
+def _llama(build: Build, config: LlamaConfig) -> Model:
+    return build_llama(build, config)
+
+
+def _qwen3(build: Build, config: LlamaConfig) -> Model:
+    return build_llama(build, config, qk_norm=True)
+
+
+_LLAMA = Architecture(read_llama_config, _llama)
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "Qwen2ForCausalLM": _LLAMA,
+    "Qwen3ForCausalLM": Architecture(read_llama_config, _qwen3),
+}
+
+
+def architecture_of(config: Mapping[str, Any]) -> Architecture:
+    """The family of a ``config.json``.
+
+    Raises:
+        UsageError: one we do not have; the message lists those we have.
+    """
+    names = config.get("architectures") or [None]
+    found = ARCHITECTURES.get(names[0])
+    if found is None:
+        raise UsageError(
+            f"config.json names architecture {names[0]!r}, which Forebay does not have",
+            fix=f"it has {', '.join(sorted(ARCHITECTURES))}",
+        )
+    return found
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The language model's config: ``text_config`` of a multimodal checkpoint, with what only the outer one says."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return dict(config)
+    merged = dict(inner)
+    for key in ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings"):
+        if key not in merged and key in config:
+            merged[key] = config[key]
+    return merged

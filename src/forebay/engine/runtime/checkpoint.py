@@ -1,0 +1,213 @@
+"""A Hugging Face checkpoint folder, read tensor by tensor.
+
+The safetensors format (an 8-byte little-endian header length, a JSON header, then the data) is read directly, so that
+a rank reads only its slice of a tensor and holds no more than the slice: no memory map whose pages would count as ours.
+Every shard's header is checked against the file's size before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from forebay.errors import UsageError
+
+__all__ = ["Checkpoint", "Progress", "TensorEntry", "read_config"]
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in total); never with more than in total."""
+
+_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_BLOCK_BYTES = 8 << 20
+"""How much is read at once where only some columns of a matrix are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies: ``nbytes`` bytes at ``offset`` of ``path``."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Checkpoint:
+    """The tensors of a checkpoint folder by name."""
+
+    def __init__(self, folder: Path, entries: dict[str, TensorEntry]) -> None:
+        self.folder = folder
+        self.entries = entries
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Read every shard's header.
+
+        Raises:
+            UsageError: no weights, a shard that is missing, truncated or corrupt, with the numbers.
+        """
+        shards, weight_map = _shards_of(folder)
+        entries: dict[str, TensorEntry] = {}
+        for shard in shards:
+            entries.update(_read_header(shard))
+        for name, shard_name in weight_map.items():
+            entry = entries.get(name)
+            if entry is None or entry.path.name != shard_name:
+                raise UsageError(
+                    f"{folder / shard_name} does not hold tensor {name}, which model.safetensors.index.json promises",
+                    fix="download the checkpoint again",
+                )
+        return cls(folder, entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def __getitem__(self, name: str) -> TensorEntry:
+        entry = self.entries.get(name)
+        if entry is None:
+            raise UsageError(f"{self.folder} has no tensor {name}", fix="check that config.json matches the weights")
+        return entry
+
+    def names(self) -> Iterable[str]:
+        return self.entries.keys()
+
+    def read(
+        self, name: str, *, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        """The tensor, or its rows [a, b) and columns [a, b) (first and second dimension), in its stored dtype."""
+        entry = self[name]
+        shape = list(entry.shape)
+        first, last = rows if rows is not None else (0, shape[0] if shape else 1)
+        if shape:
+            shape[0] = last - first
+        inner = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        try:
+            with entry.path.open("rb") as file:
+                if cols is None:
+                    data = _read_exactly(file.fileno(), entry.offset + first * inner, shape_bytes(shape, entry.dtype))
+                else:
+                    rest = math.prod(entry.shape[2:]) * entry.dtype.itemsize
+                    shape[1] = cols[1] - cols[0]
+                    data = _read_columns(
+                        file.fileno(), entry.offset + first * inner, shape[0], inner, cols[0] * rest, cols[1] * rest
+                    )
+        except OSError as error:
+            raise UsageError(f"reading tensor {name} from {entry.path} failed: {error}") from error
+        return torch.from_numpy(data).view(entry.dtype).view(shape)
+
+
+def shape_bytes(shape: Iterable[int], dtype: torch.dtype) -> int:
+    """Bytes of a dense tensor."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.json`` as a dict.
+
+    Raises:
+        UsageError: no such file, or not a JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{folder} has no config.json", fix="give a Hugging Face model folder") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} is not a JSON object")
+    return config
+
+
+def _shards_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        shards = sorted(folder.glob("*.safetensors"))
+        if not shards:
+            raise UsageError(f"{folder} has no *.safetensors file", fix="give a folder with safetensors weights")
+        return shards, {}
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UsageError(f"{index} cannot be read: {error!r}", fix="download the checkpoint again") from error
+    missing = [name for name in names if not (folder / name).exists()]
+    if missing:
+        raise UsageError(
+            f"{folder} lacks {len(missing)} of its {len(names)} shards: {', '.join(missing[:3])}",
+            fix="download the checkpoint again",
+        )
+    return [folder / name for name in names], weight_map
+
+
+def _read_header(path: Path) -> dict[str, TensorEntry]:
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= size - 8:
+                raise ValueError(f"it says its header is {length:,} bytes, the file has {size:,}")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        start, entries, end = 8 + length, {}, 0
+        for name, record in header.items():
+            begin, stop = record["data_offsets"]
+            entry = TensorEntry(path, _DTYPES[record["dtype"]], tuple(record["shape"]), start + begin, stop - begin)
+            if shape_bytes(entry.shape, entry.dtype) != entry.nbytes:
+                raise ValueError(f"tensor {name} of shape {entry.shape} has {entry.nbytes:,} bytes")
+            entries[name] = entry
+            end = max(end, stop)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is not a sound safetensors file: {error}", fix="download it again") from error
+    if size != start + end:
+        raise UsageError(
+            f"{path} is {'truncated' if size < start + end else 'too long'}: {size:,} bytes, its header needs {start + end:,}",
+            fix="download it again",
+        )
+    return entries
+
+
+def _read_exactly(fd: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    data = np.empty(count, dtype=np.uint8)
+    view, done = memoryview(data.data), 0
+    while done < count:
+        got = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
+        if got == 0:
+            raise OSError(f"the file ends {count - done:,} bytes early")
+        done += got
+    return data
+
+
+def _read_columns(
+    fd: int, offset: int, rows: int, row_bytes: int, begin: int, end: int
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Bytes [begin, end) of each of ``rows`` rows of ``row_bytes`` that start at ``offset``."""
+    out = np.empty((rows, end - begin), dtype=np.uint8)
+    step = max(1, _BLOCK_BYTES // row_bytes)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        block = _read_exactly(fd, offset + first * row_bytes, count * row_bytes)
+        out[first : first + count] = block.reshape(count, row_bytes)[:, begin:end]
+    return out.reshape(-1)

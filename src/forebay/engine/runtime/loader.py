@@ -1,0 +1,146 @@
+"""From a checkpoint folder to a model: check the config, check the files, then stream the weights.
+
+inspect(folder)   the checked config, before any weight is read: what the pool will look like
+load(...)         the model, this rank's weights packed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forebay.engine.models.decoder import Model
+from forebay.engine.models.parts import Build
+from forebay.engine.models.registry import Architecture, architecture_of, text_config
+from forebay.engine.runtime.checkpoint import Checkpoint, Progress, read_config
+from forebay.engine.runtime.comm import Comm, SingleRank
+from forebay.engine.runtime.kernels.interface import KernelBackend
+from forebay.engine.runtime.quant import check_quantization
+from forebay.engine.runtime.weights import Weights
+from forebay.engine.runtime.workspace import Workspace
+from forebay.errors import UsageError
+from forebay.planning.kv_spec import KVSpec
+
+__all__ = ["Inspected", "LoadedModel", "inspect", "load"]
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A model folder whose config is sound and whose architecture we have; no weight has been read.
+
+    Args:
+        folder: the checkpoint.
+        config: the language model's config.
+        dtype: activations, KV and dense weights.
+        max_positions: the checkpoint's ``max_position_embeddings``.
+        vocab_size: rows of the token table.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    architecture: Architecture
+    parsed: Any
+    dtype: torch.dtype
+    max_positions: int
+    vocab_size: int
+
+    def kv_spec(self, page_size: int) -> KVSpec:
+        """The model's page."""
+        return KVSpec(self.parsed.groups(self.dtype.itemsize)[0], page_size)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights; ``weight_bytes`` are this rank's, as packed."""
+
+    inspected: Inspected
+    model: Model
+    workspace: Workspace
+    backend: KernelBackend
+    comm: Comm
+    weight_bytes: int
+
+
+def inspect(folder: Path, *, dtype: str = "auto", tp: int = 1) -> Inspected:
+    """Check the config against what we have.
+
+    Args:
+        folder: a Hugging Face model folder.
+        dtype: ``bfloat16``, ``float32``, or ``auto``: the checkpoint's (float16 becomes bfloat16).
+        tp: number of ranks.
+
+    Raises:
+        UsageError: no or bad config, an architecture, rotary scaling, activation or quantization we do not have, or a
+            number of ranks that does not divide the model.
+    """
+    outer = read_config(folder)
+    architecture = architecture_of(outer)
+    config = text_config(outer)
+    check_quantization(config)
+    try:
+        parsed = architecture.read(config, tp=tp)
+    except KeyError as error:
+        raise UsageError(f"{folder / 'config.json'} lacks {error}") from None
+    return Inspected(
+        folder=folder,
+        config=config,
+        architecture=architecture,
+        parsed=parsed,
+        dtype=_dtype_of(config, dtype),
+        max_positions=int(config.get("max_position_embeddings") or 2048),
+        vocab_size=int(config["vocab_size"]),
+    )
+
+
+def load(
+    inspected: Inspected,
+    backend: KernelBackend,
+    *,
+    comm: Comm | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Check the files, then stream this rank's weights into ``backend``'s layout.
+
+    Raises:
+        UsageError: a missing, truncated or corrupt file, or a tensor that is missing or has another shape.
+    """
+    comm = comm or SingleRank()
+    checkpoint = Checkpoint.open(inspected.folder)
+    weights = Weights(
+        checkpoint,
+        backend,
+        inspected.dtype,
+        prefix=_prefix_of(checkpoint),
+        rank=comm.rank,
+        tp=comm.size,
+        progress=progress,
+    )
+    workspace = Workspace()
+    build = Build(weights, workspace, backend, comm, inspected.dtype)
+    model = inspected.architecture.load(build, inspected.parsed)
+    return LoadedModel(inspected, model, workspace, backend, comm, weights.nbytes)
+
+
+def _dtype_of(config: Mapping[str, Any], asked: str) -> torch.dtype:
+    if asked == "auto":
+        stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        return _DTYPES.get(stored, torch.bfloat16)
+    found = _DTYPES.get(asked)
+    if found is None:
+        raise UsageError(f"--dtype {asked} is not one Forebay has", fix=f"use auto, {' or '.join(_DTYPES)}")
+    return found
+
+
+def _prefix_of(checkpoint: Checkpoint) -> str:
+    """What comes before ``model.embed_tokens.weight``: nothing, or ``language_model.`` in a multimodal checkpoint."""
+    tail = "model.embed_tokens.weight"
+    found = [name for name in checkpoint.names() if name == tail or name.endswith(f".{tail}")]
+    if len(found) != 1:
+        raise UsageError(f"{checkpoint.folder} has {len(found)} tensors named {tail}", fix="check the checkpoint")
+    return found[0].removesuffix(tail)

@@ -1,0 +1,140 @@
+"""Executes a StepBatch on one rank: lays the batch out, runs the model, samples on rank 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from forebay.engine.models.parts import GateFailed, Step
+from forebay.engine.runtime.batch_layout import BatchLayout
+from forebay.engine.runtime.checkpoint import Progress
+from forebay.engine.runtime.comm import Comm
+from forebay.engine.runtime.device_pool import DevicePool
+from forebay.engine.runtime.kernels.interface import KernelBackend
+from forebay.engine.runtime.loader import LoadedModel, inspect, load
+from forebay.engine.runtime.sampling import sample
+from forebay.engine.runtime.step import LayerGate, SampledToken, StepBatch, StepResult
+from forebay.errors import UsageError
+
+__all__ = ["ModelRunner", "make_runner"]
+
+
+class ModelRunner:
+    """Implements ``step.Runner``. One thread calls it.
+
+    Args:
+        loaded: the model with its weights.
+        num_pages: device pages for each layer group.
+        page_size: token slots a page.
+        context_length: the most positions a sequence may have; None: the checkpoint's.
+        max_seqs: the most sequences a step may have.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_pages: Sequence[int],
+        page_size: int,
+        *,
+        context_length: int | None = None,
+        max_seqs: int = 256,
+    ) -> None:
+        inspected = loaded.inspected
+        self.loaded = loaded
+        self.spec = inspected.kv_spec(page_size)
+        self.context_length = context_length or inspected.max_positions
+        self.pool = DevicePool(self.spec, num_pages, inspected.dtype, loaded.comm.size)
+        loaded.model.bind(self.pool, self.context_length)
+        self._model = loaded.model
+        self._comm = loaded.comm
+        self._workspace = loaded.workspace
+        self._layout = BatchLayout(len(self.spec.groups), page_size, self.context_length, max_seqs)
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> StepResult:
+        """Run one step to its end; see ``step.Runner``."""
+        began = time.perf_counter()
+        laid = self._layout.lay_out(batch.seqs)
+        samples = len(laid.sampling)
+        failed: set[int] = set()
+        step = Step(
+            tokens=laid.tokens,
+            batches=laid.batches,
+            views=self._workspace.views(laid.rows),
+            sample_rows=None if samples == laid.rows else laid.sample_rows,
+            num_samples=samples,
+            wait=self._waiter(batch.gates, failed) if batch.gates else None,
+        )
+        try:
+            logits = self._model.forward(step, self._workspace.views(samples))
+        except GateFailed:
+            logits = None
+        if batch.gates and self._comm.size > 1:
+            failed = self._agree(failed, len(batch.gates))
+        tokens: list[SampledToken | None] = [None] * len(batch.seqs)
+        if logits is not None and not failed and self._comm.rank == 0:
+            sampled = sample(logits.numpy(), [batch.seqs[i] for i in laid.sampling])
+            for index, token in zip(laid.sampling, sampled):
+                tokens[index] = token
+        return StepResult(tokens, tuple(sorted(failed)), time.perf_counter() - began)
+
+    def logits(self, batch: StepBatch) -> torch.Tensor:
+        """The sampling rows' logits (S, vocabulary), fp32, without sampling (tests and measurements)."""
+        with torch.inference_mode():
+            laid = self._layout.lay_out(batch.seqs)
+            samples = len(laid.sampling)
+            rows = None if samples == laid.rows else laid.sample_rows
+            step = Step(laid.tokens, laid.batches, self._workspace.views(laid.rows), rows, samples)
+            logits = self._model.forward(step, self._workspace.views(samples))
+            return torch.empty(0) if logits is None else logits.clone()
+
+    def _waiter(self, gates: list[LayerGate], failed: set[int]) -> object:
+        """What the model calls before a layer touches KV.
+
+        Alone, a failure abandons the step at once. Among ranks the others would wait for us in the next collective, so
+        the step runs on with whatever the pages hold, and the ranks agree at its end that it does not count.
+        """
+
+        def wait(layer: int) -> None:
+            for index, gate in enumerate(gates):
+                if index not in failed and not gate.wait_layer(layer):
+                    failed.add(index)
+            if failed and self._comm.size == 1:
+                raise GateFailed
+
+        return wait
+
+    def _agree(self, failed: set[int], count: int) -> set[int]:
+        flags = torch.zeros(count, dtype=torch.float32)
+        flags[list(failed)] = 1.0
+        together = torch.cat([part.view(1, -1) for part in self._comm.all_gather(flags)])
+        return set(together.amax(0).nonzero().view(-1).tolist())
+
+
+def make_runner(
+    folder: Path,
+    backend: KernelBackend,
+    *,
+    num_pages: Sequence[int] | int,
+    page_size: int = 16,
+    dtype: str = "auto",
+    context_length: int | None = None,
+    max_seqs: int = 256,
+    comm: Comm | None = None,
+    progress: Progress | None = None,
+) -> ModelRunner:
+    """Inspect, load and bind in one call; an int for ``num_pages`` means as many for every group.
+
+    Raises:
+        UsageError: see ``loader.inspect`` and ``loader.load``; or a context longer than the rotary embedding can reach.
+    """
+    inspected = inspect(folder, dtype=dtype, tp=comm.size if comm else 1)
+    if context_length is not None and context_length < 1:
+        raise UsageError(f"--context-length {context_length} is not positive")
+    loaded = load(inspected, backend, comm=comm, progress=progress)
+    groups = len(inspected.kv_spec(page_size).groups)
+    pages = [num_pages] * groups if isinstance(num_pages, int) else list(num_pages)
+    return ModelRunner(loaded, pages, page_size, context_length=context_length, max_seqs=max_seqs)

@@ -1,0 +1,187 @@
+"""A rank's weights: slices of a checkpoint's tensors, fused, packed into the back end's layout, and dropped.
+
+Every linear layer is asked for by the names of its parts; how a part is stored (dense, INT4, FP8, int8) is read from
+the tensors themselves, so that a quantization config's ``ignore`` list is honoured by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from forebay.engine.runtime.checkpoint import Checkpoint, Progress
+from forebay.engine.runtime.kernels.interface import KernelBackend, PackedLinear
+from forebay.engine.runtime.quant import QuantScheme, read_quantized, scheme_of
+from forebay.errors import UsageError
+
+__all__ = ["LinearPart", "Weights", "shard"]
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """One weight of a fused linear.
+
+    Args:
+        name: the module's name, without ``.weight``.
+        rows: output rows [a, b) that this rank keeps; None: all.
+        order: a permutation of the kept rows; None: as they are.
+    """
+
+    name: str
+    rows: Range | None = None
+    order: torch.Tensor | None = None
+
+
+def shard(count: int, rank: int, tp: int, *, what: str) -> Range:
+    """The rank's share [a, b) of ``count`` things.
+
+    Raises:
+        UsageError: not divisible, with the numbers of ranks that work.
+    """
+    if count % tp:
+        works = [n for n in range(1, count + 1) if count % n == 0 and n <= 16]
+        raise UsageError(
+            f"{count} {what} cannot be divided over {tp} ranks", fix=f"--tp {' or '.join(map(str, works[-4:]))}"
+        )
+    return rank * count // tp, (rank + 1) * count // tp
+
+
+class Weights:
+    """Reads, slices, fuses and packs.
+
+    Args:
+        checkpoint: the tensors.
+        prefix: before every name (``model.``-less), such as ``language_model.`` in a multimodal checkpoint.
+        backend: whose layout linears are packed into.
+        dtype: the model's dtype.
+        progress: called after each tensor with bytes read and in total.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: KernelBackend,
+        dtype: torch.dtype,
+        *,
+        prefix: str = "",
+        rank: int = 0,
+        tp: int = 1,
+        progress: Progress | None = None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.backend = backend
+        self.dtype = dtype
+        self.prefix = prefix
+        self.rank = rank
+        self.tp = tp
+        self.nbytes = 0
+        """Bytes of this rank's weights so far, as packed."""
+        self._progress = progress
+        self._total = sum(e.nbytes for name, e in checkpoint.entries.items() if name.startswith(prefix))
+        self._done = 0
+        self._counted: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        return self.prefix + name in self.checkpoint
+
+    def tensor(
+        self, name: str, *, rows: Range | None = None, cols: Range | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """A tensor or its slice, in the model's dtype unless ``dtype`` says otherwise; counted in ``nbytes``."""
+        tensor = self.read(name, rows=rows, cols=cols).to(dtype or self.dtype)
+        self.nbytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def read(self, name: str, *, rows: Range | None = None, cols: Range | None = None) -> torch.Tensor:
+        """As ``Checkpoint.read``, with the prefix and the progress."""
+        full = self.prefix + name
+        tensor = self.checkpoint.read(full, rows=rows, cols=cols)
+        if full not in self._counted:
+            self._counted.add(full)
+            self._done += self.checkpoint[full].nbytes
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.checkpoint[self.prefix + name].shape
+
+    def scheme(self, module: str) -> QuantScheme | None:
+        """How ``module``'s weight is stored; None: dense."""
+        return scheme_of(self.checkpoint, self.prefix + module)
+
+    def linear(self, parts: Sequence[LinearPart], *, cols: Range | None = None, bias: bool = True) -> PackedLinear:
+        """One packed linear of the parts' rows, one below the other.
+
+        Args:
+            parts: what to fuse.
+            cols: input columns [a, b) this rank keeps; None: all.
+            bias: whether a bias that the checkpoint has is added (a row-parallel linear adds it on one rank only).
+        """
+        schemes = {self.scheme(part.name) for part in parts}
+        if len(schemes) > 1:
+            raise UsageError(f"{', '.join(p.name for p in parts)} are stored in different formats and cannot be fused")
+        scheme = schemes.pop()
+        if scheme is None:
+            packed = self.backend.pack_linear(self._fused_weight(parts, cols), self._fused_bias(parts, bias))
+        else:
+            packed = self._quantized(scheme, parts, cols, bias)
+        self.nbytes += packed.nbytes
+        return packed
+
+    def dense(self, part: LinearPart, cols: Range | None = None) -> torch.Tensor:
+        """A part's weight in the model's dtype, dequantised if it must be (small matrices that are transformed)."""
+        scheme = self.scheme(part.name)
+        if scheme is None:
+            weight = self.read(f"{part.name}.weight", rows=part.rows, cols=cols)
+        else:
+            weight = read_quantized(self.read, self.shape, scheme, part.name, part.rows, cols).dense()
+        weight = weight.to(self.dtype)
+        return weight if part.order is None else weight[part.order]
+
+    def _fused_weight(self, parts: Sequence[LinearPart], cols: Range | None) -> torch.Tensor:
+        if len(parts) == 1:
+            return self.dense(parts[0], cols)
+        counts = [_count(part.rows, self.shape(f"{part.name}.weight")[0]) for part in parts]
+        width = _count(cols, self.shape(f"{parts[0].name}.weight")[1])
+        fused = torch.empty(sum(counts), width, dtype=self.dtype)
+        at = 0
+        for part, count in zip(parts, counts):
+            fused[at : at + count] = self.dense(part, cols)
+            at += count
+        return fused
+
+    def _fused_bias(self, parts: Sequence[LinearPart], wanted: bool) -> torch.Tensor | None:
+        if not wanted or not any(self.has(f"{part.name}.bias") for part in parts):
+            return None
+        biases = []
+        for part in parts:
+            if self.has(f"{part.name}.bias"):
+                bias = self.read(f"{part.name}.bias", rows=part.rows).to(self.dtype)
+                biases.append(bias if part.order is None else bias[part.order])
+            else:
+                biases.append(torch.zeros(_count(part.rows, self.shape(f"{part.name}.weight")[0]), dtype=self.dtype))
+        return torch.cat(biases)
+
+    def _quantized(
+        self, scheme: QuantScheme, parts: Sequence[LinearPart], cols: Range | None, bias: bool
+    ) -> PackedLinear:
+        read = [read_quantized(self.read, self.shape, scheme, p.name, p.rows, cols) for p in parts]
+        fused_bias = self._fused_bias(parts, bias)
+        plain = fused_bias is None and all(p.order is None for p in parts)
+        if plain and (len(read) == 1 or all(scheme.can_stack(part.shape[0]) for part in read[:-1])):
+            tensors = {key: torch.cat([part.tensors[key] for part in read]) for key in read[0].tensors}
+            shape = (sum(part.shape[0] for part in read), read[0].shape[1])
+            return self.backend.pack_quantized(scheme.kernel, tensors, shape)
+        # A bias, permuted rows or scale blocks that straddle two parts: no packed form, so this one linear is dense.
+        dense = [part.dense().to(self.dtype) for part in read]
+        ordered = [d if p.order is None else d[p.order] for d, p in zip(dense, parts)]
+        return self.backend.pack_linear(torch.cat(ordered), fused_bias)
+
+
+def _count(span: Range | None, size: int) -> int:
+    return size if span is None else span[1] - span[0]
