@@ -9,9 +9,8 @@ import torch
 
 from forebay.engine.models.parts import Build, RowLinear, Step
 from forebay.engine.runtime.weights import LinearPart, shard
-from forebay.planning.kv_spec import Part
 
-__all__ = ["Attention", "AttentionShape", "QKNorm", "kv_parts"]
+__all__ = ["Attention", "AttentionShape", "QKNorm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,6 @@ class QKNorm:
     gemma: bool = False
 
 
-def kv_parts(shape: AttentionShape, value_bytes: int) -> tuple[Part, ...]:
-    """What a grouped-query layer keeps a token."""
-    return (
-        Part("k", shape.kv_heads, shape.head_dim, value_bytes),
-        Part("v", shape.kv_heads, shape.head_dim, value_bytes),
-    )
-
-
 class Attention:
     """qkv product, norms, rotation and KV write, attention, output product.
 
@@ -58,7 +49,7 @@ class Attention:
     def __init__(self, build: Build, name: str, shape: AttentionShape, group: int, norm: QKNorm | None = None) -> None:
         comm, weights, dim = build.comm, build.weights, shape.head_dim
         first, last = shard(shape.heads, comm.rank, comm.size, what="attention heads")
-        part = kv_parts(shape, build.dtype.itemsize)[0]
+        part = build.groups[group].parts[0]
         kv_heads, kv_first = part.heads_per_rank(comm.size), part.first_head(comm.rank, comm.size)
         heads = last - first
         q_rows, kv_rows = (first * dim, last * dim), (kv_first * dim, (kv_first + kv_heads) * dim)

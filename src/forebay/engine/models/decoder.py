@@ -11,9 +11,9 @@ from forebay.engine.models.parts import Build, Embedding, Head, Step
 from forebay.engine.runtime.device_pool import DevicePool
 from forebay.engine.runtime.rotary import RopeSettings, rope_tables
 from forebay.engine.runtime.workspace import Views
-from forebay.planning.kv_spec import KVSpec, LayerGroup
+from forebay.planning.kv_spec import LayerGroup
 
-__all__ = ["Block", "Decoder", "Layer", "Model", "group_layers"]
+__all__ = ["Block", "Decoder", "Layer", "Model"]
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 
@@ -57,38 +57,18 @@ class Layer:
         self.post_norm = post_norm
 
 
-def group_layers(
-    windows: Sequence[int | None], parts: Callable[[int | None], LayerGroup]
-) -> tuple[tuple[LayerGroup, ...], list[int]]:
-    """Layer groups by window (full attention first), and each layer's group.
-
-    Args:
-        windows: for each layer, its window.
-        parts: makes the group, without its layers, for a window.
-    """
-    kinds = sorted(set(windows), key=lambda w: (w is not None, w or 0))
-    groups = []
-    for kind in kinds:
-        model = parts(kind)
-        layers = tuple(i for i, w in enumerate(windows) if w == kind)
-        groups.append(LayerGroup(model.name, layers, model.parts, kind))
-    return tuple(groups), [kinds.index(w) for w in windows]
-
-
 class Decoder:
     """Embedding, layers, norm, head. Rows that do not sample leave after the last layer's attention has their KV.
 
     Args:
         build: the context.
-        groups: the layer groups, in the KV spec's order.
-        rope: the rotary settings of each group.
+        rope: the rotary settings of each layer group.
     """
 
     def __init__(
         self,
         build: Build,
         *,
-        groups: tuple[LayerGroup, ...],
         rope: Sequence[RopeSettings],
         layers: Sequence[Layer],
         embedding: Embedding,
@@ -96,7 +76,7 @@ class Decoder:
         final_norm: torch.Tensor,
         eps: float,
     ) -> None:
-        self.groups = groups
+        self.groups = build.groups
         self.vocab_size = head.vocab_size
         self.rope = tuple(rope)
         self.layers = list(layers)
@@ -109,9 +89,6 @@ class Decoder:
         self._x = ws.register("x", (hidden,), build.dtype)
         self._residual = ws.register("residual", (hidden,), build.dtype)
         self._picked = ws.register("picked", (hidden,), build.dtype)
-
-    def kv_spec(self, page_size: int) -> KVSpec:
-        return KVSpec(self.groups, page_size)
 
     def bind(self, pool: DevicePool, max_positions: int) -> None:
         tables = [rope_tables(rope, max_positions, self._dtype) for rope in self.rope]

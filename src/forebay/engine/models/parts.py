@@ -11,6 +11,7 @@ from forebay.engine.runtime.comm import Comm
 from forebay.engine.runtime.kernels.interface import AttentionBatch, KernelBackend, PackedLinear
 from forebay.engine.runtime.weights import LinearPart, Weights
 from forebay.engine.runtime.workspace import Views, Workspace
+from forebay.planning.kv_spec import LayerGroup
 
 __all__ = ["Build", "Embedding", "GateFailed", "Head", "RowLinear", "Step"]
 
@@ -24,6 +25,12 @@ class Build:
     backend: KernelBackend
     comm: Comm
     dtype: torch.dtype
+    groups: tuple[LayerGroup, ...]
+    """The KV spec's layer groups: the planner's, so that the sizes it promised are the sizes we allocate."""
+
+    def group_of(self, layer: int) -> int:
+        """The index of the group that ``layer``'s KV belongs to."""
+        return next(i for i, group in enumerate(self.groups) if layer in group.layers)
 
 
 class GateFailed(Exception):

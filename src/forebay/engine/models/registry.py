@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from forebay.engine.models.decoder import Model
 from forebay.engine.models.llama import LlamaConfig, build_llama, read_llama_config
 from forebay.engine.models.parts import Build
 from forebay.errors import UsageError
-from forebay.planning.kv_spec import LayerGroup
 
-__all__ = ["ARCHITECTURES", "Architecture", "ModelConfig", "architecture_of", "text_config"]
-
-
-class ModelConfig(Protocol):
-    """What every family's checked config can say before a weight is read."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def groups(self, value_bytes: int) -> tuple[tuple[LayerGroup, ...], list[int]]:
-        """The layer groups of its KV, and each layer's group."""
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "text_config"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from forebay.engine.runtime.quant import check_quantization
 from forebay.engine.runtime.weights import Weights
 from forebay.engine.runtime.workspace import Workspace
 from forebay.errors import UsageError
+from forebay.model.geometry import ModelGeometry
+from forebay.planning.kv_bytes import kv_spec
 from forebay.planning.kv_spec import KVSpec
 
 __all__ = ["Inspected", "LoadedModel", "inspect", "load"]
@@ -37,6 +39,7 @@ class Inspected:
     Args:
         folder: the checkpoint.
         config: the language model's config.
+        geometry: the planner's reading of the same config; the KV spec comes from it.
         dtype: activations, KV and dense weights.
         max_positions: the checkpoint's ``max_position_embeddings``.
         vocab_size: rows of the token table.
@@ -46,13 +49,14 @@ class Inspected:
     config: Mapping[str, Any]
     architecture: Architecture
     parsed: Any
+    geometry: ModelGeometry
     dtype: torch.dtype
     max_positions: int
     vocab_size: int
 
     def kv_spec(self, page_size: int) -> KVSpec:
         """The model's page."""
-        return KVSpec(self.parsed.groups(self.dtype.itemsize)[0], page_size)
+        return kv_spec(self.geometry, page_size, self.dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ def inspect(folder: Path, *, dtype: str = "auto", tp: int = 1) -> Inspected:
         config=config,
         architecture=architecture,
         parsed=parsed,
+        geometry=ModelGeometry.from_config(outer, str(folder / "config.json")),
         dtype=_dtype_of(config, dtype),
         max_positions=int(config.get("max_position_embeddings") or 2048),
         vocab_size=int(config["vocab_size"]),
@@ -122,7 +127,7 @@ def load(
         progress=progress,
     )
     workspace = Workspace()
-    build = Build(weights, workspace, backend, comm, inspected.dtype)
+    build = Build(weights, workspace, backend, comm, inspected.dtype, inspected.kv_spec(1).groups)
     model = inspected.architecture.load(build, inspected.parsed)
     return LoadedModel(inspected, model, workspace, backend, comm, weights.nbytes)
 

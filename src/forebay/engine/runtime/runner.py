@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -91,7 +91,7 @@ class ModelRunner:
             logits = self._model.forward(step, self._workspace.views(samples))
             return torch.empty(0) if logits is None else logits.clone()
 
-    def _waiter(self, gates: list[LayerGate], failed: set[int]) -> object:
+    def _waiter(self, gates: list[LayerGate], failed: set[int]) -> Callable[[int], None]:
         """What the model calls before a layer touches KV.
 
         Alone, a failure abandons the step at once. Among ranks the others would wait for us in the next collective, so
