@@ -1,0 +1,188 @@
+"""A run of ``generate``, from lock to manifest."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from forebay.errors import ForebayError, RefusedError
+from forebay.workload.client import Client
+from forebay.workload.generate.dispatch import Dispatch
+from forebay.workload.generate.fingerprint import check_fingerprint, fingerprint_of
+from forebay.workload.generate.index import Counts, Index, build_index
+from forebay.workload.generate.journal import Journal
+from forebay.workload.generate.lanes import Fleet, Lane
+from forebay.workload.generate.output import Written, check_output, write_output
+from forebay.workload.generate.progress import Progress, Tally
+from forebay.workload.generate.revive import Reviver, up_command
+from forebay.workload.generate.rows import Malformed, Row, parse_row
+from forebay.workload.generate.settings import GenerateSettings
+from forebay.workload.generate.sources import RawRow, Source, open_source
+from forebay.workload.limits import ConcurrencyLimit
+
+__all__ = ["Outcome", "run_job"]
+
+
+class Shows(Protocol):
+    """Makes the progress display once the number of rows is known."""
+
+    def __call__(self, total: int) -> Progress: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. ``written`` is None when it was interrupted: then the output is as it was before."""
+
+    counts: Counts
+    tally: Tally
+    written: Written | None
+    interrupted: bool
+    changes: list[str]
+
+
+def run_job(settings: GenerateSettings, shows: Shows) -> Outcome:
+    """Generate what is still missing, then write the output.
+
+    Raises:
+        UsageError: the input, the output's name or the model's name is wrong.
+        RefusedError: another writer holds the output, or the run was begun with other settings.
+        DeadError: no server was ready for too long, or starting it failed too often.
+    """
+    source = open_source(settings.source, split=settings.split)
+    check_output(settings)
+    folder = settings.work_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with _only_writer(folder):
+        journal = Journal(folder / "journal.log")
+        try:
+            return _run(settings, source, journal, shows)
+        finally:
+            journal.close()
+
+
+def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Shows) -> Outcome:
+    def parse(raw: RawRow) -> Row | Malformed:
+        return parse_row(raw, field_name=settings.field_name)
+
+    folder = settings.work_folder
+    index = build_index(folder / "index.sqlite", source, parse, journal.path, limit=settings.limit)
+    try:
+        if index.check_unique():
+            raise ForebayError("two input rows have the same key: this is a bug in forebay")
+        index.forget_failed()
+        before = index.counts()
+        progress = shows(before.input)
+        _say_what_was_found(progress, journal, before)
+        tally = Tally(rows=before.input - before.pending, set_aside=before.set_aside)
+        changes: list[str] = []
+        interrupted = False
+        if before.pending:
+            changes, interrupted = asyncio.run(_generate(settings, source, parse, index, journal, progress, tally))
+        progress.finish()
+        counts = index.counts()
+        if interrupted:
+            return Outcome(counts, tally, None, True, changes)
+        if not counts.reconciled:
+            raise ForebayError(f"rows do not add up, which is a bug in forebay: {counts}")
+        written = write_output(settings, source, parse, index, journal, counts)
+        return Outcome(counts, tally, written, False, changes)
+    finally:
+        index.close()
+
+
+def _say_what_was_found(progress: Progress, journal: Journal, before: Counts) -> None:
+    repair = journal.repair
+    if repair.torn_bytes or repair.damaged_lines:
+        progress.event("journal_repaired", torn_bytes=repair.torn_bytes, damaged_lines=repair.damaged_lines)
+    if before.orphans:
+        progress.event("rows_gone_from_input", rows=before.orphans)
+    if before.pending < before.input:
+        progress.event("continuing", rows=before.input, finished=before.input - before.pending)
+
+
+async def _generate(
+    settings: GenerateSettings,
+    source: Source,
+    parse: Callable[[RawRow], Row | Malformed],
+    index: Index,
+    journal: Journal,
+    progress: Progress,
+    tally: Tally,
+) -> tuple[list[str], bool]:
+    """Returns what changed in the fingerprint, and whether the user interrupted."""
+    fleet = Fleet(
+        [_lane(settings, url) for url in settings.servers],
+        model=settings.model,
+        reviver=Reviver(up_command(settings.up)) if settings.up else None,
+        wait_s=settings.server_wait_s,
+        on_event=lambda name, url, detail: progress.event(name, server=url, detail=detail),
+    )
+    dispatch = Dispatch(settings, fleet, index, journal, progress, tally)
+    try:
+        with _drain_on_signal(dispatch):
+            ready = asyncio.create_task(fleet.first_ready())
+            stop = asyncio.create_task(dispatch.stopping.wait())
+            await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            if not ready.done():
+                ready.cancel()
+                return [], True
+            identity = ready.result()
+            changes = check_fingerprint(
+                settings.work_folder / "run.json",
+                fingerprint_of(settings, identity),
+                allow_change=settings.allow_change,
+            )
+            interrupted = await dispatch.run(source, parse)
+            return changes, interrupted
+    finally:
+        await fleet.close()
+
+
+def _lane(settings: GenerateSettings, url: str) -> Lane:
+    client = Client(url, api_key=settings.api_key, read_timeout_s=settings.read_timeout_s)
+    if settings.concurrency is not None:
+        return Lane(client.url, client, ConcurrencyLimit(start=settings.concurrency, fixed=True))
+    return Lane(client.url, client, ConcurrencyLimit(maximum=settings.max_concurrency))
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the kernel lets go of it when this process ends, however it ends."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "another process"
+            raise RefusedError(
+                f"{folder} is being written by {holder}", fix="wait for it, or choose another output"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _drain_on_signal(dispatch: Dispatch) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) lets turns in flight finish; the second one drops them."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    with suppress(RuntimeError, ValueError):  # not the main thread: the caller's signals stay the caller's
+        for number in signals:
+            loop.add_signal_handler(number, dispatch.interrupt)
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError, ValueError):
+            for number in signals:
+                loop.remove_signal_handler(number)

@@ -1,0 +1,166 @@
+"""The journal: an append-only file of checksummed lines; the only durable state of a run.
+
+A line is ``crc32 (8 hex digits) SP json LF``. A record counts when its whole line is there and the checksum holds; so a file cut
+at any byte reads as the records before the cut. Records:
+
+    turn   {"k": key, "t": n, "c": content, "r": reasoning, "f": finish reason, "p","o","h": prompt, output, cached tokens,
+            "g": gates that were kept, "n": attempts, "e": "ok" when it is also the row's last}
+    end    {"k": key, "e": "ok" | "set_aside" | "failed", "w": why}
+
+Durability: ``append`` hands the line to the kernel before it returns, so that a killed process loses nothing it had appended.
+``sync`` makes it survive the machine; the job calls it back to back on a thread, at most every 50 ms, and counts a turn as
+finished only then. A machine that dies therefore costs the turns in flight and those of the last sync interval.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Journal", "Record", "RepairReport", "decode_line", "read_record", "scan"]
+
+_PREFIX = 9  # 8 hex digits and a space
+_READ_BYTES = 1 << 20
+
+
+class Record(msgspec.Struct, omit_defaults=True):
+    """One journal record; field names are short because there are tens of millions of them (see the module's text)."""
+
+    k: str
+    t: int = -1
+    c: str = ""
+    r: str | None = None
+    f: str | None = None
+    p: int = 0
+    o: int = 0
+    h: int = 0
+    g: list[str] = []
+    n: int = 1
+    e: str | None = None
+    w: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What opening found: bytes cut from a torn end, and damaged lines in the middle, whose records are lost."""
+
+    torn_bytes: int
+    damaged_lines: int
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Record)
+
+
+def encode_line(record: Record) -> bytes:
+    """The line of a record, checksum and newline included."""
+    body = _ENCODER.encode(record)
+    return b"%08x %b\n" % (zlib.crc32(body), body)
+
+
+def decode_line(line: bytes) -> Record | None:
+    """The record of a line without its newline, or None when the line is damaged."""
+    if len(line) <= _PREFIX or line[8:9] != b" ":
+        return None
+    body = line[_PREFIX:]
+    try:
+        if int(line[:8], 16) != zlib.crc32(body):
+            return None
+        return _DECODER.decode(body)
+    except (ValueError, msgspec.DecodeError):
+        return None
+
+
+def scan(path: Path) -> Iterator[tuple[int, int, Record | None]]:
+    """Every complete line of a journal: offset, length without the newline, record (None when damaged).
+
+    A last line without its newline is torn and is not yielded. Memory: one line.
+    """
+    offset = 0
+    with path.open("rb", buffering=_READ_BYTES) as handle:
+        for line in handle:
+            if not line.endswith(b"\n"):
+                return
+            yield offset, len(line) - 1, decode_line(line[:-1])
+            offset += len(line)
+
+
+def read_record(fd: int, offset: int, length: int) -> Record:
+    """Read one record again, where ``scan`` or ``append`` said it is.
+
+    Raises:
+        ValueError: the bytes there are not that record any more.
+    """
+    record = decode_line(os.pread(fd, length, offset))
+    if record is None:
+        raise ValueError(f"journal record at byte {offset} no longer matches its checksum")
+    return record
+
+
+class Journal:
+    """An open journal, its only writer. The caller holds the job's lock.
+
+    ``end`` is the size in bytes; always a line boundary. Not thread-safe except for ``sync``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.repair = _repair(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self.end = os.fstat(self._fd).st_size
+        self.synced = self.end
+
+    @property
+    def fd(self) -> int:
+        """For ``read_record``."""
+        return self._fd
+
+    def append(self, record: Record) -> tuple[int, int]:
+        """Write one record; returns its offset and length. On return the kernel has it.
+
+        Raises:
+            OSError: the disk is full or gone. A part that was written is cut off again, so the file stays whole.
+        """
+        line = encode_line(record)
+        offset = self.end
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._fd, line[written:])
+        except OSError:
+            os.ftruncate(self._fd, offset)
+            raise
+        self.end = offset + len(line)
+        return offset, len(line) - 1
+
+    def sync(self) -> int:
+        """Make everything appended so far survive the machine; returns the byte up to which that now holds."""
+        upto = self.end
+        if upto > self.synced:
+            os.fdatasync(self._fd)
+            self.synced = upto
+        return upto
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.sync()
+        os.close(self._fd)
+
+
+def _repair(path: Path) -> RepairReport:
+    """Cut a torn end off; count damaged lines (they stay where they are, and are skipped by every reader)."""
+    if not path.exists():
+        return RepairReport(0, 0)
+    whole = damaged = 0
+    for offset, length, record in scan(path):
+        whole = offset + length + 1
+        damaged += record is None
+    torn = path.stat().st_size - whole
+    if torn:
+        os.truncate(path, whole)
+    return RepairReport(torn, damaged)

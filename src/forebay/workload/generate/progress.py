@@ -1,0 +1,117 @@
+"""What a run shows while it runs: one line for people, events for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TextIO
+
+__all__ = ["Progress", "Tally"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What this process has done; ``rows`` starts at what earlier ones had finished."""
+
+    rows: int = 0
+    rows_here: int = 0
+    turns: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cached_known: bool = False
+    gates: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+    set_aside: int = 0
+
+    def snapshot(self) -> Tally:
+        """A copy that later work does not change."""
+        return replace(self, gates=Counter(self.gates))
+
+
+class Progress:
+    """Prints progress. On a terminal one line is rewritten; elsewhere a line comes every ``plain_every_s``.
+
+    Args:
+        total: input rows.
+        as_json: events as JSON lines on stdout instead of text on stderr.
+    """
+
+    def __init__(self, total: int, *, as_json: bool, stream: TextIO | None = None, plain_every_s: float = 10.0) -> None:
+        self._total = total
+        self._json = as_json
+        self._stream = stream or (sys.stdout if as_json else sys.stderr)
+        self._live = not as_json and self._stream.isatty()
+        self._every_s = 1.0 if self._live or as_json else plain_every_s
+        self._began = time.monotonic()
+        self._shown = self._began
+        self._clock: Callable[[], float] = time.monotonic
+
+    def event(self, name: str, **fields: object) -> None:
+        """Something happened that people and programs should know."""
+        if self._json:
+            self._write(json.dumps({"schema": 1, "event": name, "time_s": round(time.time(), 3), **fields}) + "\n")
+            return
+        detail = " ".join(f"{key}={value}" for key, value in fields.items() if value not in ("", None))
+        self._write(("\r\x1b[K" if self._live else "") + f"{name.replace('_', ' ')}: {detail}\n")
+
+    def show(self, tally: Tally, limits: dict[str, int], errors: Counter[str], *, now: bool = False) -> None:
+        """The state of the run; printed when it is time, or ``now``. Counts are of rows that are durable."""
+        clock = self._clock()
+        if not now and clock - self._shown < self._every_s:
+            return
+        self._shown = clock
+        elapsed = max(clock - self._began, 1e-3)
+        row_rate = tally.rows_here / elapsed
+        left_s = (self._total - tally.rows) / row_rate if row_rate else None
+        hits = tally.cached_tokens / tally.prompt_tokens if tally.cached_known and tally.prompt_tokens else None
+        if self._json:
+            self.event(
+                "progress",
+                rows=tally.rows,
+                rows_total=self._total,
+                turns=tally.turns,
+                tokens_per_s=round(tally.output_tokens / elapsed, 1),
+                cache_hit_share=None if hits is None else round(hits, 4),
+                left_s=None if left_s is None else round(left_s, 1),
+                set_aside=tally.set_aside,
+                failed=tally.failed,
+                limits=limits,
+                errors=dict(errors),
+            )
+            return
+        parts = [
+            f"{tally.rows:,}/{self._total:,} rows",
+            f"{tally.output_tokens / elapsed:,.0f} tok/s",
+            f"{row_rate:,.1f} rows/s",
+            "cache " + ("not reported" if hits is None else f"{hits:.0%}"),
+            f"in flight ≤ {sum(limits.values())}",
+            "left " + ("?" if left_s is None else _duration(left_s)),
+        ]
+        if errors:
+            parts.append("errors " + ", ".join(f"{kind} {count}" for kind, count in sorted(errors.items())))
+        if tally.set_aside or tally.failed:
+            parts.append(f"set aside {tally.set_aside}, failed {tally.failed}")
+        line = " · ".join(parts)
+        self._write(f"\r\x1b[K{line}" if self._live else line + "\n")
+
+    def finish(self) -> None:
+        """Leave the terminal on a fresh line."""
+        if self._live:
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

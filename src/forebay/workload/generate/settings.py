@@ -1,0 +1,88 @@
+"""What the user asked of a run: parsed once, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import UsageError
+from forebay.workload.generate.gates import GatePolicy
+
+__all__ = ["GenerateSettings", "Sampling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How answers are drawn. ``None`` leaves a setting to the server.
+
+    Attributes:
+        max_tokens: longest answer; retries of cut answers go beyond it.
+        seed: makes sampled answers repeatable: every turn gets its own seed, derived from this, the row and the turn.
+        extra: further fields of the request body, as the server takes them.
+    """
+
+    max_tokens: int = 2048
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise UsageError(
+                f"--max-tokens is {self.max_tokens}; an answer has at least 1 token", fix="--max-tokens 2048"
+            )
+        if self.temperature < 0:
+            raise UsageError(f"--temperature is {self.temperature}; it is 0 or more", fix="--temperature 0")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSettings:
+    """One run of ``generate``.
+
+    Attributes:
+        source: the input file or folder.
+        output: a ``.jsonl`` or ``.parquet`` file, or a folder that will hold shards.
+        servers: addresses.
+        up: what ``forebay up`` is given to start the server (again), or None to leave that to others.
+        concurrency: a fixed number of requests in flight per server; None measures it.
+        row_tries: errors a row may meet, over all its turns, before it counts as failed.
+        window_rows: rows read ahead and sorted so that common prefixes are sent together.
+        server_wait_s: how long all servers may be away before the run gives up (exit 4).
+    """
+
+    source: Path
+    output: Path
+    servers: tuple[str, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    gates: GatePolicy = field(default_factory=GatePolicy.default)
+    model: str | None = None
+    api_key: str | None = None
+    up: str | None = None
+    split: str | None = None
+    field_name: str | None = None
+    limit: int | None = None
+    output_format: str | None = None
+    shard_rows: int = 100_000
+    concurrency: int | None = None
+    max_concurrency: int = 1024
+    row_tries: int = 5
+    window_rows: int = 8192
+    server_wait_s: float = 600.0
+    read_timeout_s: float = 1800.0
+    allow_change: bool = False
+
+    @property
+    def format(self) -> str:
+        """``jsonl`` or ``parquet``: as asked, else by the output's name."""
+        if self.output_format:
+            return self.output_format
+        return "parquet" if self.output.suffix == ".parquet" else "jsonl"
+
+    @property
+    def work_folder(self) -> Path:
+        """Journal, lock and index: beside the output, so that they move with it."""
+        return self.output.with_name(self.output.name + ".journal")

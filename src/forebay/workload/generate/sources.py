@@ -1,0 +1,155 @@
+"""Input files as one stream of raw rows, in an order that never changes: files by name, rows as they lie.
+
+JSONL (also gzip), Parquet, and folders: of such files, or a Hugging Face dataset as ``save_to_disk`` writes it (Arrow files listed in
+``state.json``) or as a repository holds it (``data/*.parquet``). Memory: one batch of 256 rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from forebay.errors import UsageError
+
+__all__ = ["Source", "open_source", "require_pyarrow"]
+
+_JSONL = (".jsonl", ".jsonl.gz", ".ndjson")
+_BATCH_ROWS = 256
+RawRow = bytes | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An input: files of one format, in order."""
+
+    path: Path
+    kind: str
+    files: tuple[Path, ...]
+
+    def rows(self) -> Iterator[RawRow]:
+        """Every row, in order; blank lines of JSONL are no rows."""
+        for file in self.files:
+            if self.kind == "jsonl":
+                yield from _jsonl_rows(file)
+            elif self.kind == "parquet":
+                yield from _parquet_rows(file)
+            else:
+                yield from _arrow_rows(file)
+
+
+def open_source(path: Path, *, split: str | None = None) -> Source:
+    """Find out what ``path`` is.
+
+    Args:
+        path: a file or a folder.
+        split: which split of a dataset folder that has several.
+
+    Raises:
+        UsageError: nothing there, nothing in it, a format we do not read, or a split must be chosen.
+    """
+    if path.is_file():
+        return _file_source(path)
+    if not path.is_dir():
+        raise UsageError(f"input: {path} is not there", fix="name a JSONL or Parquet file, or a dataset folder")
+    if (path / "dataset_dict.json").is_file():
+        splits = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        return open_source(path / _choose(path, splits, split))
+    if (path / "state.json").is_file():
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        files = tuple(path / entry["filename"] for entry in state["_data_files"])
+        require_pyarrow("a Hugging Face dataset folder")
+        return Source(path, "arrow", files)
+    return _folder_source(path, split)
+
+
+def require_pyarrow(what: str) -> None:
+    """Raises UsageError with the install command when pyarrow is not there."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"{what} needs pyarrow", fix="pip install 'forebay[data]'") from error
+
+
+def _file_source(path: Path) -> Source:
+    if path.name.endswith(_JSONL):
+        return Source(path, "jsonl", (path,))
+    if path.suffix == ".parquet":
+        require_pyarrow("a Parquet file")
+        return Source(path, "parquet", (path,))
+    if path.suffix == ".arrow":
+        require_pyarrow("an Arrow file")
+        return Source(path, "arrow", (path,))
+    if path.suffix == ".json":
+        raise UsageError(
+            f"input: {path} is one JSON document, which cannot be streamed",
+            fix=f"jq -c '.[]' {path} > {path.with_suffix('.jsonl')}",
+        )
+    raise UsageError(f"input: {path}: unknown format", fix="use .jsonl, .jsonl.gz, .parquet or a dataset folder")
+
+
+def _folder_source(path: Path, split: str | None) -> Source:
+    folder = path / "data" if (path / "data").is_dir() else path
+    for kind, endings in (("parquet", (".parquet",)), ("arrow", (".arrow",)), ("jsonl", _JSONL)):
+        files = sorted(file for file in folder.iterdir() if file.name.endswith(endings))
+        if not files:
+            continue
+        if kind != "jsonl":
+            require_pyarrow(f"a folder of {kind} files")
+        splits = sorted({file.name.split("-")[0].split(".")[0] for file in files})
+        if split is not None or (kind == "parquet" and folder.name == "data" and len(splits) > 1):
+            chosen = _choose(path, splits, split)
+            files = [file for file in files if file.name.startswith((f"{chosen}-", f"{chosen}."))]
+        return Source(path, kind, tuple(files))
+    raise UsageError(f"input: {path} holds no JSONL, Parquet or Arrow files", fix="name the folder that holds the data")
+
+
+def _choose(path: Path, splits: list[str], split: str | None) -> str:
+    if split is None and len(splits) == 1:
+        return splits[0]
+    if split is not None and split in splits:
+        return split
+    asked = "has several splits" if split is None else f"has no split {split!r}"
+    raise UsageError(f"input: {path} {asked}: {', '.join(splits)}", fix=f"--split {splits[0]}")
+
+
+def _jsonl_rows(file: Path) -> Iterator[bytes]:
+    with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb", buffering=1 << 20) as handle:
+        first = True
+        for line in cast(BinaryIO, handle):
+            if first:
+                line, first = line.removeprefix(b"\xef\xbb\xbf"), False
+            stripped = line.strip()
+            if stripped:
+                yield stripped
+
+
+def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetFile(file) as opened:
+        for batch in opened.iter_batches(batch_size=_BATCH_ROWS):
+            yield from batch.to_pylist()
+
+
+def _arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow as arrow
+
+    with arrow.memory_map(str(file), "r") as mapped:
+        for batch in _arrow_reader(arrow, mapped):
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                yield from batch.slice(start, _BATCH_ROWS).to_pylist()
+
+
+def _arrow_reader(arrow: Any, mapped: Any) -> Iterator[Any]:
+    """Record batches of either Arrow form: the stream (what ``datasets`` writes) or the file."""
+    try:
+        yield from arrow.ipc.open_stream(mapped)
+    except arrow.ArrowInvalid:
+        mapped.seek(0)
+        reader = arrow.ipc.open_file(mapped)
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)

@@ -1,0 +1,97 @@
+"""One turn of one row: ask, judge, ask again where that can help."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.workload.answers import Answer
+from forebay.workload.failures import FailureKind, RequestFailure
+from forebay.workload.generate.gates import Action, Gate, check_answer
+from forebay.workload.generate.rows import Row
+from forebay.workload.generate.settings import GenerateSettings
+
+__all__ = ["Turn", "Work", "ask_turn"]
+
+_MORE_TOKENS_HELP = frozenset({Gate.TRUNCATED, Gate.UNCLOSED_REASONING})
+
+
+@dataclass(slots=True)
+class Work:
+    """A row on its way: the answers so far move with it from server to server."""
+
+    key: bytes
+    row: Row
+    answers: list[str] = field(default_factory=list)
+    tries: int = 0
+
+    @property
+    def hex_key(self) -> str:
+        """As the journal writes it."""
+        return self.key.hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The outcome of a turn. ``set_aside`` names the gate that ends the row; None when the answer is kept."""
+
+    answer: Answer
+    gates: list[Gate]
+    attempts: int
+    set_aside: Gate | None
+
+
+def request_body(settings: GenerateSettings, model: str, work: Work, max_tokens: int, attempt: int) -> dict[str, Any]:
+    """The body of one request; a pure function of the row, the turn and the attempt."""
+    sampling = settings.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": work.row.messages(work.answers),
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+    }
+    if sampling.top_p is not None:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k is not None:
+        body["top_k"] = sampling.top_k
+    if sampling.seed is not None:
+        mark = b"%d %d %d" % (sampling.seed, len(work.answers), attempt)
+        body["seed"] = int.from_bytes(hashlib.blake2b(work.key + mark, digest_size=4).digest(), "big") >> 1
+    body.update(sampling.extra)
+    return body
+
+
+async def ask_turn(
+    settings: GenerateSettings, model: str, work: Work, chat: Callable[[dict[str, Any]], Awaitable[Answer]]
+) -> Turn:
+    """Generate the next answer of ``work`` (whose answers are left as they are).
+
+    Raises:
+        RequestFailure: the first ask, or a repeated one, brought no answer. A repeated ask that the server refuses for its length
+            is not an error: the answer before it stands, and is set aside.
+    """
+    policy = settings.gates
+    max_tokens = settings.sampling.max_tokens
+    before: Turn | None = None
+    for attempt in range(1, policy.retries + 2):
+        try:
+            answer = await chat(request_body(settings, model, work, max_tokens, attempt - 1))
+        except RequestFailure as failure:
+            if before is not None and failure.kind is FailureKind.REFUSED:
+                return before
+            raise
+        gates = check_answer(answer, policy)
+        action = policy.action(gates)
+        if action is Action.KEEP:
+            return Turn(answer, gates, attempt, None)
+        judged = next(gate for gate in gates if policy.actions[gate] is action)
+        before = Turn(answer, gates, attempt, judged)
+        longer = any(gate in _MORE_TOKENS_HELP for gate in gates)
+        if action is Action.SET_ASIDE or not (longer or settings.sampling.temperature > 0):
+            break
+        if longer:
+            max_tokens *= 2
+    assert before is not None, "the loop runs at least once"
+    return before

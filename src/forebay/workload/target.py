@@ -1,0 +1,169 @@
+"""What a person may name as a server, an address or a run, and what answers there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import UsageError
+from forebay.paths import runs_dir
+from forebay.workload.client import Client
+from forebay.workload.failures import RequestFailure
+
+__all__ = ["ServerIdentity", "identify", "is_ready", "resolve", "up_address"]
+
+# What of a server's own report changes its answers; looked for at any depth, by these names (SGLang's, vLLM's and ours).
+_SETTINGS_THAT_MATTER = frozenset(
+    {
+        "model_path",
+        "model",
+        "revision",
+        "dtype",
+        "quantization",
+        "kv_cache_dtype",
+        "context_length",
+        "max_model_len",
+        "batch_invariant",
+        "enable_deterministic_inference",
+        "chat_template",
+        "reasoning_parser",
+        "lora_paths",
+    }
+)
+_INFO_PATHS = ("/server_info", "/get_server_info")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """What a server says it is.
+
+    Attributes:
+        model: the name to put into requests.
+        kind: ``embedded``, ``sglang``, ``vllm`` or ``unknown``.
+        settings: those of its settings that change its answers; empty when it does not tell.
+    """
+
+    model: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resolve(name: str) -> str:
+    """The base URL of an address (``http://HOST:PORT``, ``HOST:PORT``) or of a run of ``forebay up``.
+
+    Raises:
+        UsageError: neither an address nor a run.
+    """
+    if "://" in name:
+        return name.rstrip("/").removesuffix("/v1")
+    record = runs_dir() / name / "run.json"
+    if record.is_file():
+        return _run_url(name, json.loads(record.read_text(encoding="utf-8")))
+    host, _, port = name.rpartition(":")
+    if port.isdigit():
+        return f"http://{host or '127.0.0.1'}:{port}"
+    known = sorted(path.parent.name for path in runs_dir().glob("*/run.json"))
+    runs = f"; runs here: {', '.join(known)}" if known else "; there are no runs here"
+    raise UsageError(
+        f"{name!r} is neither an address nor a run{runs}", fix="give http://HOST:PORT, or `forebay up` first"
+    )
+
+
+def _run_url(name: str, record: Mapping[str, Any]) -> str:
+    url = record.get("url")
+    if isinstance(url, str) and url:
+        return url.rstrip("/")
+    port = record.get("port")
+    if not isinstance(port, int):
+        raise UsageError(f"run {name!r} records no address", fix="give the server's address instead")
+    host = record.get("host") or "127.0.0.1"
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+
+
+async def is_ready(client: Client, *, timeout_s: float = 5.0) -> bool:
+    """Health says 2xx; a server without ``/health`` is ready when it lists its models. The body is never asked."""
+    try:
+        status, _ = await client.get("/health", timeout_s=timeout_s)
+        if status == 404:
+            status, _ = await client.get("/v1/models", timeout_s=timeout_s)
+    except RequestFailure:
+        return False
+    return 200 <= status < 300
+
+
+async def identify(client: Client, *, model: str | None = None) -> ServerIdentity:
+    """Ask a ready server what it serves.
+
+    Args:
+        model: the name the user wants; None takes the only, or first, model listed.
+
+    Raises:
+        RequestFailure: it does not answer.
+        UsageError: it does not serve ``model``, or lists none.
+    """
+    _, raw = await client.get("/v1/models")
+    listed = _listed(raw)
+    names = [entry["id"] for entry in listed if isinstance(entry.get("id"), str)]
+    if model is None and not names:
+        raise UsageError(f"{client.url}/v1/models lists no model", fix="--model NAME")
+    if model is not None and names and model not in names:
+        raise UsageError(f"{client.url} serves {', '.join(names)}, not {model!r}", fix=f"--model {names[0]}")
+    info = await _server_info(client)
+    owner = str(listed[0].get("owned_by", "")) if listed else ""
+    kind = next((known for known in ("sglang", "vllm") if known in owner.lower()), "unknown")
+    if "forebay" in owner.lower() or "forebay_version" in info:
+        kind = "embedded"
+    settings: dict[str, Any] = {}
+    _collect(info, settings)
+    if listed and isinstance(listed[0].get("max_model_len"), int):
+        settings.setdefault("max_model_len", listed[0]["max_model_len"])
+    return ServerIdentity(model or names[0], kind, settings)
+
+
+def _listed(raw: bytes) -> list[dict[str, Any]]:
+    try:
+        data = json.loads(raw).get("data")
+    except (ValueError, AttributeError):
+        return []
+    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+
+
+async def _server_info(client: Client) -> dict[str, Any]:
+    for path in _INFO_PATHS:
+        try:
+            status, raw = await client.get(path)
+            value = json.loads(raw) if status == 200 else None
+        except (RequestFailure, ValueError):
+            continue
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _collect(value: Any, into: dict[str, Any]) -> None:
+    """Gather settings that matter; the outermost mention of a name wins. Sensitive to names only, not to layout."""
+    if not isinstance(value, dict):
+        return
+    for name, inner in value.items():
+        plain = isinstance(inner, (str, int, float, bool))
+        if name in _SETTINGS_THAT_MATTER and plain:
+            into.setdefault(name, inner)
+    for inner in value.values():
+        _collect(inner, into)
+
+
+def up_address(what: str) -> str:
+    """Where ``forebay up WHAT`` will serve, when the user names no address.
+
+    Raises:
+        UsageError: ``what`` is not a saved plan that records a port.
+    """
+    plan = Path(what)
+    if plan.suffix == ".json" and plan.is_file():
+        command = json.loads(plan.read_text(encoding="utf-8")).get("command")
+        if isinstance(command, list) and "--port" in command[:-1]:
+            return f"http://127.0.0.1:{command[command.index('--port') + 1]}"
+    raise UsageError(f"--up {what}: its address is not known beforehand", fix="add --server http://127.0.0.1:PORT")
