@@ -1,0 +1,370 @@
+"""The native library as a ``KernelBackend``.
+
+Every operation's arguments are packed into one small struct (native/abi.h holds the other side) and handed over by
+pointer, so that a call costs about a microsecond and the same bytes can be recorded and replayed. Calls release the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import torch
+
+from forebay.engine.runtime.kernels.interface import AttentionBatch, PackedLinear
+from forebay.engine.runtime.native.build import BuildError, build_library
+
+__all__ = ["NativeBackend", "NativeLinear", "open_native", "variants"]
+
+_ABI_VERSION = 1
+_SPIN_US = 200
+"""How long an idle worker looks for work before it sleeps: longer than the gap between two operations of a step."""
+
+(
+    _LINEAR,
+    _GROUPED_LINEAR,
+    _EMBED,
+    _RMS_NORM,
+    _ADD_RMS_NORM,
+    _ROPE_STORE,
+    _ATTENTION,
+    _LATENT_STORE,
+    _GATED,
+    _ARGMAX,
+    _PACK,
+) = range(11)
+
+_DTYPES = {torch.bfloat16: 0, torch.float32: 1}
+_DENSE = {torch.bfloat16: 0, torch.float32: 1}
+_WEIGHT = Struct("<8q")
+_linear_args = Struct("<8q").pack
+_grouped_args = Struct("<10q").pack
+_embed_args = Struct("<6q").pack
+_rms_norm_args = Struct("<7qd3q").pack
+_add_rms_norm_args = Struct("<6qdq").pack
+_rope_args = Struct("<20q").pack
+_attention_args = Struct("<18q2d2q").pack
+_latent_store_args = Struct("<6q").pack
+_gated_args = Struct("<8q").pack
+_argmax_args = Struct("<5q").pack
+_pack_args = Struct("<3q").pack
+
+
+@dataclass(slots=True, eq=False)
+class NativeLinear:
+    """A packed weight; implements ``PackedLinear``. ``address`` points at its descriptor."""
+
+    out_features: int
+    in_features: int
+    nbytes: int
+    address: int
+    dtype: torch.dtype | None
+    """Of the activations it takes; None: either (quantized)."""
+    keep: tuple[Any, ...]
+    """What the descriptor points at."""
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(path))
+    lib.fb_abi_version.restype = ctypes.c_int64
+    if lib.fb_abi_version() != _ABI_VERSION:
+        raise BuildError(f"{path} speaks version {lib.fb_abi_version()} of the interface, not {_ABI_VERSION}")
+    lib.fb_variant.argtypes, lib.fb_variant.restype = [ctypes.c_int64], ctypes.c_char_p
+    lib.fb_create.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]
+    lib.fb_create.restype = ctypes.c_void_p
+    lib.fb_destroy.argtypes, lib.fb_destroy.restype = [ctypes.c_void_p], None
+    lib.fb_call.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p]
+    lib.fb_call.restype = None
+    lib.fb_program.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64]
+    lib.fb_program.restype = None
+    lib.fb_advise_huge.argtypes, lib.fb_advise_huge.restype = [ctypes.c_void_p, ctypes.c_int64], None
+    lib.fb_copy_runs.argtypes, lib.fb_copy_runs.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 5, None
+    return lib
+
+
+def _variants(lib: ctypes.CDLL) -> list[str]:
+    names: list[str] = []
+    while (name := lib.fb_variant(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+def variants() -> list[str]:
+    """Instruction sets of the library that this machine runs, best first; empty without a compiler."""
+    path = build_library()
+    return [] if path is None else _variants(_load(path))
+
+
+def open_native(
+    variant: str | None, threads: int, progress: Callable[[str], None] | None = None
+) -> tuple[NativeBackend | None, str]:
+    """The library with ``variant`` (None: the best), or None and the reason why not."""
+    try:
+        path = build_library(progress)
+        if path is None:
+            return None, "no C++ compiler (g++, c++ or clang++) on PATH"
+        lib = _load(path)
+    except (BuildError, OSError) as error:
+        return None, str(error)
+    known = _variants(lib)
+    if variant is not None and variant not in known:
+        return None, f"this machine and compiler give {', '.join(known)}"
+    return NativeBackend(lib, path, variant or known[0], threads), ""
+
+
+class NativeBackend:
+    """Implements ``KernelBackend``; see there for what each operation does.
+
+    Args:
+        lib: the loaded library.
+        path: its file, for ``info``.
+        variant: one of ``variants()``.
+        threads: compute threads, the caller included.
+    """
+
+    name = "native"
+
+    def __init__(self, lib: ctypes.CDLL, path: Path, variant: str, threads: int) -> None:
+        self._lib, self._path = lib, path
+        self.variant, self.threads = variant, threads
+        self._engine = lib.fb_create(variant.encode(), threads, _SPIN_US)
+        if self._engine is None:
+            raise BuildError(f"{path} has no variant {variant} for this machine")
+        self._call: Callable[[int | None, int, bytes], None] = lib.fb_call
+        self._expert_tables: dict[int, tuple[list[PackedLinear], Any]] = {}
+
+    def __del__(self) -> None:
+        engine, self._engine = getattr(self, "_engine", None), None
+        if engine is not None:
+            self._lib.fb_destroy(engine)
+
+    def info(self) -> dict[str, Any]:
+        return {"name": self.name, "variant": self.variant, "threads": self.threads, "library": str(self._path)}
+
+    # Weights
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        n, k = weight.shape
+        return self._packed(_DENSE[weight.dtype], (n, k), weight.element_size() * 32 * 16, weight, bias=bias)
+
+    def pack_quantized(self, scheme: str, tensors: dict[str, torch.Tensor], shape: tuple[int, int]) -> PackedLinear:
+        raise NotImplementedError(scheme)
+
+    def _packed(
+        self,
+        kind: int,
+        shape: tuple[int, int],
+        block_bytes: int,
+        source: torch.Tensor,
+        *,
+        source_scales: torch.Tensor | None = None,
+        scales: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> NativeLinear:
+        """Pack ``source`` into blocks of 16 outputs by 32 inputs of ``block_bytes`` each."""
+        n, k = shape
+        np_, kp = -(-n // 16) * 16, -(-k // 32) * 32
+        data = torch.empty(np_ // 16 * (kp // 32) * block_bytes, dtype=torch.uint8)
+        self._lib.fb_advise_huge(data.data_ptr(), data.numel())
+        wide_bias = None
+        if bias is not None:
+            wide_bias = torch.zeros(np_, dtype=torch.float32)
+            wide_bias[:n] = bias
+        descriptor = ctypes.create_string_buffer(
+            _WEIGHT.pack(
+                kind, n, k, np_, kp, data.data_ptr(), 0 if scales is None else scales.data_ptr(),
+                0 if wide_bias is None else wide_bias.data_ptr(),
+            )
+        )  # fmt: skip
+        address = ctypes.addressof(descriptor)
+        source = source.contiguous()
+        scale_address = 0 if source_scales is None else source_scales.data_ptr()
+        self._call(self._engine, _PACK, _pack_args(address, source.data_ptr(), scale_address))
+        dtype = source.dtype if kind <= 1 else None
+        return NativeLinear(n, k, data.numel(), address, dtype, (descriptor, data, scales, wide_bias))
+
+    # Products
+
+    def linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor) -> None:
+        dtype = x.dtype
+        if weight.dtype is not dtype and weight.dtype is not None:  # type: ignore[attr-defined]
+            raise ValueError(f"x is {dtype}, the weight was packed for {weight.dtype}")  # type: ignore[attr-defined]
+        self._call(
+            self._engine,
+            _LINEAR,
+            _linear_args(
+                weight.address, x.data_ptr(), out.data_ptr(), x.shape[0], x.stride(0), out.stride(0),  # type: ignore[attr-defined]
+                _DTYPES[dtype], _DTYPES[out.dtype],
+            ),
+        )  # fmt: skip
+
+    def grouped_linear(
+        self,
+        x: torch.Tensor,
+        weights: list[PackedLinear],
+        rows: torch.Tensor,
+        expert_start: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        self._call(
+            self._engine,
+            _GROUPED_LINEAR,
+            _grouped_args(
+                self._expert_table(weights), x.data_ptr(), out.data_ptr(), rows.data_ptr(), expert_start.data_ptr(),
+                len(weights), x.stride(0), out.stride(0), _DTYPES[x.dtype], _DTYPES[out.dtype],
+            ),
+        )  # fmt: skip
+
+    def _expert_table(self, weights: list[PackedLinear]) -> int:
+        """Address of an array of the experts' descriptors; kept with the list, so that its id stays its own."""
+        known = self._expert_tables.get(id(weights))
+        if known is None:
+            table = (ctypes.c_int64 * len(weights))(*(weight.address for weight in weights))  # type: ignore[attr-defined]
+            known = self._expert_tables[id(weights)] = (weights, table)
+        return ctypes.addressof(known[1])
+
+    # Rows
+
+    def embed(self, table: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
+        row_bytes = table.shape[1] * table.element_size()
+        self._call(
+            self._engine,
+            _EMBED,
+            _embed_args(
+                table.data_ptr(), tokens.data_ptr(), out.data_ptr(), tokens.shape[0], row_bytes, table.shape[0]
+            ),
+        )
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, gemma: bool = False
+    ) -> None:
+        inner = 1 if x.dim() == 2 else x.shape[1]
+        self._call(
+            self._engine,
+            _RMS_NORM,
+            _rms_norm_args(
+                x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0] * inner, x.shape[-1], x.stride(0),
+                out.stride(0), eps, gemma, _DTYPES[x.dtype], inner,
+            ),
+        )  # fmt: skip
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> None:
+        rows, dim = x.shape
+        self._call(
+            self._engine,
+            _ADD_RMS_NORM,
+            _add_rms_norm_args(
+                x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps, _DTYPES[x.dtype]
+            ),
+        )
+
+    def silu_mul(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._gated(x, out, 0)
+
+    def gelu_tanh_mul(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._gated(x, out, 1)
+
+    def _gated(self, x: torch.Tensor, out: torch.Tensor, gelu: int) -> None:
+        rows, inner = out.shape
+        self._call(
+            self._engine,
+            _GATED,
+            _gated_args(x.data_ptr(), out.data_ptr(), rows, inner, x.stride(0), out.stride(0), gelu, _DTYPES[x.dtype]),
+        )
+
+    def argmax(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """out[i] = index of the first largest of x[i]; x fp32 (M, N), out int64 (M,)."""
+        self._call(
+            self._engine, _ARGMAX, _argmax_args(x.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], x.stride(0))
+        )
+
+    # Attention
+
+    def rope_store(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: AttentionBatch,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+    ) -> None:
+        rows, heads, dim = q.shape
+        self._call(
+            self._engine,
+            _ROPE_STORE,
+            _rope_args(
+                q.data_ptr(), k.data_ptr(), v.data_ptr(), cos.data_ptr(), sin.data_ptr(), batch.slots.data_ptr(),
+                batch.positions.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), rows, heads, k.shape[1], dim,
+                v.shape[2], cos.shape[1], q.stride(0), k.stride(0), v.stride(0), batch.page_size, _DTYPES[q.dtype],
+            ),
+        )  # fmt: skip
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        out: torch.Tensor,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        self._attend(q, k_pool, v_pool, v_pool.shape[3], batch, scale, out, window or 0, softcap or 0.0)
+
+    def latent_store(self, latent: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
+        rows, width = latent.shape
+        size = latent.element_size()
+        self._call(
+            self._engine,
+            _LATENT_STORE,
+            _latent_store_args(
+                latent.data_ptr(), batch.slots.data_ptr(), pool.data_ptr(), rows, latent.stride(0) * size, width * size
+            ),
+        )
+
+    def latent_attention(
+        self,
+        q: torch.Tensor,
+        pool: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        value_dim: int,
+        out: torch.Tensor,
+    ) -> None:
+        self._attend(q, pool, pool, value_dim, batch, scale, out, 0, 0.0)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        value_dim: int,
+        batch: AttentionBatch,
+        scale: float,
+        out: torch.Tensor,
+        window: int,
+        softcap: float,
+    ) -> None:
+        table = batch.page_table
+        num_seqs = table.shape[0]
+        self._call(
+            self._engine,
+            _ATTENTION,
+            _attention_args(
+                q.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), out.data_ptr(), table.data_ptr(),
+                batch.query_start.data_ptr(), batch.context_len.data_ptr(), num_seqs, table.stride(0),
+                batch.page_size, k_pool.shape[0], q.shape[1], k_pool.shape[1], q.shape[2], value_dim,
+                v_pool.shape[3], q.stride(0), out.stride(0), scale, softcap, window, _DTYPES[q.dtype],
+            ),
+        )  # fmt: skip

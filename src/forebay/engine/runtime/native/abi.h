@@ -1,0 +1,152 @@
+// What Python and the library say to each other: one struct of 8-byte fields per operation, and the weight descriptor.
+// The Python side packs these with struct.Struct (kernels/native.py); keep the two in step, ABI_VERSION guards it.
+#pragma once
+#include <cstdint>
+
+namespace forebay {
+
+constexpr int64_t ABI_VERSION = 1;
+
+enum Dtype : int64_t { BF16 = 0, FP32 = 1 };
+
+// How a weight is stored. Outputs are grouped by 16 (one vector of lanes); K is padded with zeros to a multiple of 32.
+//   DENSE_BF16  [N/16][K/2][16][2] bf16
+//   DENSE_FP32  [N/16][K][16] fp32
+//   INT4_G32    [N/16][K/32] blocks of 256 bytes of nibbles and 16 bf16 scales
+//   FP8_BLOCK   [N/16][K/32] blocks of 512 bytes of e4m3 and 16 fp32 scales
+//   INT8        [N/16][K/32] blocks of 512 bytes; 16 fp32 scales a group of outputs, in `scales`
+enum WeightKind : int64_t { DENSE_BF16 = 0, DENSE_FP32 = 1, INT4_G32 = 2, FP8_BLOCK = 3, INT8 = 4 };
+
+struct Weight {
+    int64_t kind;
+    int64_t n, k;    // as the model sees it
+    int64_t np, kp;  // padded
+    const void* data;
+    const float* scales;  // INT8 only
+    const float* bias;    // np values, or null
+};
+
+enum Op : int64_t {
+    OP_LINEAR = 0,
+    OP_GROUPED_LINEAR,
+    OP_EMBED,
+    OP_RMS_NORM,
+    OP_ADD_RMS_NORM,
+    OP_ROPE_STORE,
+    OP_ATTENTION,
+    OP_LATENT_STORE,
+    OP_GATED,
+    OP_ARGMAX,
+    OP_PACK,
+    OP_COUNT
+};
+
+struct LinearArgs {
+    const Weight* weight;
+    const void* x;
+    void* out;
+    int64_t m, x_stride, out_stride;  // strides in elements
+    int64_t dtype, out_dtype;
+};
+
+struct GroupedLinearArgs {
+    const Weight* const* weights;
+    const void* x;
+    void* out;
+    const int32_t* rows;
+    const int32_t* expert_start;
+    int64_t experts, x_stride, out_stride, dtype, out_dtype;
+};
+
+struct EmbedArgs {
+    const void* table;
+    const int32_t* tokens;
+    void* out;
+    int64_t m, row_bytes, vocab;
+};
+
+struct RmsNormArgs {
+    const void* x;
+    const void* weight;
+    void* out;
+    int64_t rows, dim, x_stride, out_stride;
+    double eps;
+    int64_t gemma, dtype;
+    // x_stride is between groups of `inner` rows, so that heads inside a wider row can be normed in place
+    int64_t inner;
+};
+
+struct AddRmsNormArgs {
+    const void* x;
+    void* residual;
+    const void* weight;
+    void* out;
+    int64_t rows, dim;
+    double eps;
+    int64_t dtype;
+};
+
+struct RopeStoreArgs {
+    void* q;
+    void* k;
+    const void* v;
+    const void* cos;
+    const void* sin;
+    const int64_t* slots;
+    const int32_t* positions;
+    void* k_pool;
+    void* v_pool;
+    int64_t m, q_heads, kv_heads, dim, v_dim, rope_half, q_stride, k_stride, v_stride, page_size, dtype;
+};
+
+struct AttentionArgs {
+    const void* q;
+    const void* k_pool;
+    const void* v_pool;
+    void* out;
+    const int32_t* page_table;
+    const int32_t* query_start;
+    const int32_t* context_len;
+    int64_t num_seqs, max_pages, page_size, num_pages;
+    int64_t q_heads, kv_heads, dim, v_dim, v_row, q_stride, out_stride;  // v_row: elements between tokens of v_pool
+    double scale;
+    double softcap;  // 0: none
+    int64_t window;  // 0: none
+    int64_t dtype;
+};
+
+struct LatentStoreArgs {
+    const void* latent;
+    const int64_t* slots;
+    void* pool;
+    int64_t m, stride, row_bytes;
+};
+
+struct GatedArgs {
+    const void* x;
+    void* out;
+    int64_t m, inner, x_stride, out_stride, gelu, dtype;
+};
+
+struct ArgmaxArgs {
+    const float* x;
+    int64_t* out;
+    int64_t m, n, stride;
+};
+
+// Packs a weight into `weight->data`. Sources: dense (N, K) of the weight's dtype; INT4 int32 (N, K/8) with scales
+// bf16 (N, K/32); FP8 bytes (N, K) with scales fp32 (ceil(N/128), ceil(K/128)); INT8 bytes (N, K), scales fp32 (N).
+struct PackArgs {
+    const Weight* weight;
+    const void* source;
+    const void* scales;
+};
+
+class Pool;
+
+struct Variant {
+    const char* name;
+    void (*ops[OP_COUNT])(Pool&, const void*);
+};
+
+}  // namespace forebay

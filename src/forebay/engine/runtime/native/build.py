@@ -1,0 +1,157 @@
+"""Builds the native kernel library, once, at first use.
+
+The library holds every variant the compiler knows (AMX, AVX512-BF16, AVX2, generic) and picks one at run time, so one
+file serves any machine of its architecture. It lies in ``cache_dir()/native`` under a name that hashes the sources, the
+compiler and the flags: a changed source is a new file, and an old one is never loaded by mistake.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.paths import cache_dir
+
+__all__ = ["BuildError", "build_library", "find_compiler"]
+
+_log = logging.getLogger(__name__)
+_SOURCES = Path(__file__).parent
+_COMPILERS = ("g++", "c++", "clang++")
+_FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-fno-math-errno",
+    "-Wno-psabi",
+    # Sums must not depend on which of several inlined copies the compiler chose to fuse.
+    "-ffp-contract=off",
+]
+_SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+_VARIANTS = {
+    "amx": "-march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16 -mprefer-vector-width=512",
+    "avx512_bf16": "-march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512",
+    "avx2": "-march=x86-64-v3",
+    "generic": "",
+}
+
+
+class BuildError(Exception):
+    """The compiler failed; the message ends with what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """One object file: its source and its own flags."""
+
+    name: str
+    source: str
+    flags: tuple[str, ...]
+
+
+def find_compiler() -> str | None:
+    """Path of a C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH; None when there is none."""
+    named = os.environ.get("CXX")
+    candidates = (named, *_COMPILERS) if named else _COMPILERS
+    return next((found for name in candidates if (found := shutil.which(name))), None)
+
+
+def build_library(progress: Callable[[str], None] | None = None, *, sanitize: bool = False) -> Path | None:
+    """The library's file, building it when it is not there yet.
+
+    Two processes that start together build it once: the second waits for the first's lock.
+
+    Args:
+        progress: called with a line for a person at each step of a build.
+        sanitize: a build with the address and undefined-behaviour sanitizers, for tests.
+
+    Returns:
+        The file, or None when there is no compiler.
+
+    Raises:
+        BuildError: the compiler failed.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        return None
+    units = _units(compiler)
+    flags = [*_FLAGS, *(_SANITIZE if sanitize else [])]
+    target = cache_dir() / "native" / f"libforebay-{_key(compiler, units, flags)}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.parent / ".lock"):
+        if not target.exists():
+            _build(compiler, units, flags, target, progress or _log.info)
+    return target
+
+
+def _units(compiler: str) -> list[_Unit]:
+    """The object files this compiler can make: variants whose flags it does not know are left out."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    units = []
+    for name, text in _VARIANTS.items():
+        flags = tuple(text.split())
+        if name == "generic" or (x86 and _accepts(compiler, flags)):
+            units.append(_Unit(name, "variant.cpp", (*flags, f"-DFOREBAY_VARIANT={name}")))
+    have = tuple(f"-DFB_HAVE_{unit.name.upper()}" for unit in units)
+    return [*units, _Unit("library", "library.cpp", have), _Unit("pool", "pool.cpp", ())]
+
+
+def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
+    command = [compiler, *flags, "-x", "c++", "-E", "-o", os.devnull, os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _key(compiler: str, units: list[_Unit], flags: list[str]) -> str:
+    digest = hashlib.sha256()
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    for part in (version, repr((platform.machine(), units, flags)).encode()):
+        digest.update(part)
+    for path in sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cpp")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _build(compiler: str, units: list[_Unit], flags: list[str], target: Path, progress: Callable[[str], None]) -> None:
+    progress(f"building the kernel library with {compiler} (once; about half a minute)")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        objects = [Path(folder) / f"{unit.name}.o" for unit in units]
+
+        def compile_unit(unit: _Unit, out: Path) -> None:
+            source = str(_SOURCES / unit.source)
+            _run([compiler, *flags, *unit.flags, "-c", source, "-o", str(out)])
+            progress(f"kernel library: compiled {unit.name}")
+
+        with ThreadPoolExecutor(max_workers=min(len(units), os.cpu_count() or 1)) as pool:
+            list(pool.map(compile_unit, units, objects))
+        linked = Path(folder) / target.name
+        _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(linked)])
+        linked.replace(target)
+    progress(f"kernel library ready: {target}")
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = "\n".join(done.stderr.strip().splitlines()[-12:])
+        raise BuildError(f"{' '.join(command)} failed with exit code {done.returncode}:\n{said}")

@@ -1,0 +1,57 @@
+// The one inner product of everything: mm() adds A (rows, k) times packed B panels into fp32 C.
+//
+//   C[r][16 j + lane] (+)= sum over k of A[r][k] * B_j[k][lane]
+//
+// B panels are [k/2][16][2] for bf16 and [k][16] for fp32; k is a multiple of 32. Each output is one chain of sums over k
+// in order, whatever the number of rows or panels, so a row's bits never depend on its neighbours; splitting k over
+// several accumulating calls at multiples of 32 changes nothing either.
+#pragma once
+#include "vec.h"
+
+#if defined(__AMX_BF16__)
+#include "matmul_amx.h"
+#elif defined(__AVX512BF16__)
+#include "matmul_avx512.h"
+#else
+#include "matmul_fma.h"
+#endif
+
+namespace FOREBAY_VARIANT {
+
+template <int R, int P>
+void mm_f32_block(const float* a, int64_t lda, const float* b, int64_t panel_stride, int64_t k, float* c, int64_t ldc,
+                  bool accumulate) {
+    vf acc[R][P];
+    for (int r = 0; r < R; r++)
+        for (int p = 0; p < P; p++) acc[r][p] = accumulate ? loadu(c + r * ldc + 16 * p) : zero();
+    for (int64_t i = 0; i < k; i++) {
+        vf w[P];
+        for (int p = 0; p < P; p++) w[p] = loadu(b + p * panel_stride + i * 16);
+        for (int r = 0; r < R; r++) {
+            const vf x = set1(a[r * lda + i]);
+            for (int p = 0; p < P; p++) acc[r][p] = fma(x, w[p], acc[r][p]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int p = 0; p < P; p++) storeu(c + r * ldc + 16 * p, acc[r][p]);
+}
+
+inline __attribute__((noinline)) void mm(const float* a, int64_t lda, int64_t rows, const float* b, int64_t panel_stride, int64_t panels,
+               int64_t k, float* c, int64_t ldc, bool accumulate) {
+    for (int64_t p = 0; p < panels; p += 2) {
+        const float* bp = b + p * panel_stride;
+        float* cp = c + 16 * p;
+        const bool two = p + 1 < panels;
+        int64_t r = 0;
+        for (; r + 4 <= rows; r += 4) {
+            if (two) mm_f32_block<4, 2>(a + r * lda, lda, bp, panel_stride, k, cp + r * ldc, ldc, accumulate);
+            else mm_f32_block<4, 1>(a + r * lda, lda, bp, panel_stride, k, cp + r * ldc, ldc, accumulate);
+        }
+        for (; r < rows; r++) {
+            if (two) mm_f32_block<1, 2>(a + r * lda, lda, bp, panel_stride, k, cp + r * ldc, ldc, accumulate);
+            else mm_f32_block<1, 1>(a + r * lda, lda, bp, panel_stride, k, cp + r * ldc, ldc, accumulate);
+        }
+    }
+}
+
+}  // namespace FOREBAY_VARIANT

@@ -1,0 +1,172 @@
+// Sixteen fp32 lanes for every instruction set: GCC's vector extension carries the arithmetic, and intrinsics replace
+// what it lowers badly. Included once per variant, inside the variant's namespace.
+#pragma once
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace FOREBAY_VARIANT {
+
+constexpr int LANES = 16;
+using vf = float __attribute__((vector_size(64)));
+using vi = int32_t __attribute__((vector_size(64)));
+using vu = uint32_t __attribute__((vector_size(64)));
+using v16u = uint16_t __attribute__((vector_size(32)));
+struct bf16 {
+    uint16_t bits;
+};
+
+#define FB_INLINE inline __attribute__((always_inline))
+
+FB_INLINE vf set1(float x) { return x - (vf){}; }
+FB_INLINE vf zero() { return (vf){}; }
+
+FB_INLINE vf loadu(const float* p) {
+    vf v;
+    memcpy(&v, p, 64);
+    return v;
+}
+FB_INLINE void storeu(float* p, vf v) { memcpy(p, &v, 64); }
+
+FB_INLINE vf loadu(const bf16* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#else
+    v16u half;
+    memcpy(&half, p, 32);
+    return (vf)(__builtin_convertvector(half, vu) << 16);
+#endif
+}
+
+// Round to nearest even; NaN stays NaN.
+FB_INLINE v16u to_bf16(vf v) {
+#if defined(__AVX512BF16__)
+    return (v16u)_mm512_cvtneps_pbh((__m512)v);
+#else
+    vu u = (vu)v;
+    vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    vu nan = (vu)(v != v);
+    rounded = (rounded & ~nan) | (nan & 0x7fc0u);
+    return __builtin_convertvector(rounded, v16u);
+#endif
+}
+FB_INLINE void storeu(bf16* p, vf v) {
+    v16u half = to_bf16(v);
+    memcpy(p, &half, 32);
+}
+
+// The first n lanes; the others read as zero and are not written.
+template <class T>
+FB_INLINE vf load_n(const T* p, int64_t n) {
+    if (n >= LANES) return loadu(p);
+    T tmp[LANES] = {};
+    for (int64_t i = 0; i < n; i++) tmp[i] = p[i];
+    return loadu(tmp);
+}
+template <class T>
+FB_INLINE void store_n(T* p, vf v, int64_t n) {
+    if (n >= LANES) return storeu(p, v);
+    T tmp[LANES];
+    storeu(tmp, v);
+    for (int64_t i = 0; i < n; i++) p[i] = tmp[i];
+}
+
+// Rounded to T and back.
+template <class T>
+FB_INLINE vf rounded(vf v);
+template <>
+FB_INLINE vf rounded<float>(vf v) {
+    return v;
+}
+template <>
+FB_INLINE vf rounded<bf16>(vf v) {
+    return (vf)(__builtin_convertvector(to_bf16(v), vu) << 16);
+}
+
+FB_INLINE vf vmax(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+FB_INLINE vf vmin(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+// a * b + c, fused where the instruction set has it.
+FB_INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    union U {
+        vf v;
+        __m256 h[2];
+    } x{a}, y{b}, z{c};
+    z.h[0] = _mm256_fmadd_ps(x.h[0], y.h[0], z.h[0]);
+    z.h[1] = _mm256_fmadd_ps(x.h[1], y.h[1], z.h[1]);
+    return z.v;
+#else
+    return a * b + c;
+#endif
+}
+
+FB_INLINE float hsum(vf v) {
+    float t[16];
+    storeu(t, v);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) t[i] += t[i + width];
+    return t[0];
+}
+
+// 2^x, within 2 ulp; 0 below -126 or so. The polynomial is the Taylor series of 2^f at 0, which for |f| <= 1/2 and
+// degree 6 errs by 2e-7 at most.
+FB_INLINE vf exp2v(vf x) {
+    const vf c6 = set1(1.5403530e-4f), c5 = set1(1.3333558e-3f), c4 = set1(9.6181291e-3f), c3 = set1(5.5504109e-2f),
+             c2 = set1(2.4022651e-1f), c1 = set1(6.9314718e-1f);
+#if defined(__AVX512F__)
+    x = vmax(x, set1(-160.0f));
+    vf n = (vf)_mm512_roundscale_ps((__m512)x, 8);
+    vf f = x - n;
+    vf p = fma(c6, f, c5);
+    p = fma(p, f, c4);
+    p = fma(p, f, c3);
+    p = fma(p, f, c2);
+    p = fma(p, f, c1);
+    p = fma(p, f, set1(1.0f));
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    vi tiny = x < -126.0f;
+    x = vmin(vmax(x, set1(-126.0f)), set1(127.99f));
+    vf shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer part lands in the low mantissa bits
+    vf n = shifted - 12582912.0f;
+    vf f = x - n;
+    vf p = fma(c6, f, c5);
+    p = fma(p, f, c4);
+    p = fma(p, f, c3);
+    p = fma(p, f, c2);
+    p = fma(p, f, c1);
+    p = fma(p, f, set1(1.0f));
+    vi e = ((vi)shifted - 0x4b400000) << 23;
+    return (vf)(((vi)p + e) & ~tiny);
+#endif
+}
+
+FB_INLINE vf expv(vf x) { return exp2v(x * 1.44269504f); }
+
+FB_INLINE vf tanhv(vf x) { return 1.0f - 2.0f / (expv(vmin(x, set1(40.0f)) * 2.0f) + 1.0f); }
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+}  // namespace FOREBAY_VARIANT
