@@ -7,6 +7,7 @@ Field names and defaults are those of the Transformers configuration classes (``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from forebay.errors import UsageError
@@ -100,8 +101,17 @@ def read_geometry(config: Mapping[str, Any], source: str) -> ModelGeometry:
         moe=_moe(fields, model_type, count),
         quantization=read_quantization(text) or read_quantization(top),
         draft_layers=fields.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, least=0),
-        multimodal=text is not top,
+        vision=_vision(top),
     )
+
+
+def _vision(top: Fields) -> tuple[int, int] | None:
+    """The vision tower, with the names Kimi-K2.5 and Qwen give its sizes, and ViT-L's sizes where none is stated."""
+    if not isinstance(top.values.get("vision_config"), Mapping):
+        return None
+    part = top.child("vision_config")
+    layers = part.integer("num_hidden_layers", "vt_num_hidden_layers", "depth", default=24)
+    return layers, part.integer("hidden_size", "vt_hidden_size", default=1024)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +201,7 @@ def _without_shared(fields: Fields, layers: tuple[LayerShape, ...]) -> tuple[Lay
     if not shared:
         return layers
     own = max(0, len(layers) - shared)
-    return layers[:own] + (LayerShape(LayerKind.SHARED),) * (len(layers) - own)
+    return layers[:own] + tuple(replace(layer, kind=LayerKind.SHARED) for layer in layers[own:])
 
 
 def _moe(fields: Fields, model_type: str, count: int) -> MoeShape | None:

@@ -30,7 +30,7 @@ class LayerKind(StrEnum):
     LATENT = "latent"
     RECURRENT = "recurrent"
     SHARED = "shared"
-    """Reads another layer's KV (Gemma 3n and 4) or has no attention at all (a bare MLP layer)."""
+    """Reads another layer's KV (Gemma 3n and 4; its own shape stays, some servers reserve it) or has no attention at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,8 @@ class ModelGeometry:
     moe: MoeShape | None
     quantization: Quantization | None
     draft_layers: int
-    multimodal: bool
+    vision: tuple[int, int] | None
+    """Layers and hidden size of the vision tower of a multimodal checkpoint; None: text only."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], source: str = "config.json") -> ModelGeometry:

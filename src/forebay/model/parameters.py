@@ -124,7 +124,7 @@ def _attention(geometry: ModelGeometry, shape: LayerShape) -> list[tuple[Share, 
         # the convolution's channels are the projected queries, keys and values; gate and output are one value width each
         width = max(shape.recurrent.conv_channels, hidden)
         found.append((Share.ATTENTION, hidden * (width + 2 * heads * geometry.head_dim)))
-    if shape.kv_heads:
+    if shape.kv_heads:  # layers that share KV still have their query and output
         query = heads * shape.key_dim
         gated = 2 if geometry.model_type.startswith(("qwen3_next", "qwen3_5")) else 1
         found.append((Share.ATTENTION, hidden * (gated * query + heads * shape.value_dim)))

@@ -33,7 +33,7 @@ def kv_spec(geometry: ModelGeometry, page_size: int, value_bytes: int | None = N
     value_bytes = geometry.dtype_bytes if value_bytes is None else value_bytes
     members: dict[LayerShape, list[int]] = {}
     for index, shape in enumerate(geometry.layers):
-        if shape.kv_heads:
+        if shape.kv_heads and shape.kind is not LayerKind.SHARED:
             members.setdefault(shape, []).append(index)
     if not members:
         raise UsageError(f"{geometry.source}: no layer keeps a KV cache, there is nothing to page")
