@@ -108,6 +108,10 @@ class PrefixCacheProtocol(Protocol):
     def poll(self) -> None:
         """Take note of finished transfers, start what waits for room. Called once a step and when idle; never blocks."""
 
+    @property
+    def is_busy(self) -> bool:
+        """True while transfers are under way or wait for room: poll() must be called again soon, also when idle."""
+
     def flush(self, tier: Tier | None = None) -> dict[str, int]:
         """Drop all unlocked copies in ``tier`` (None: everywhere); returns pages dropped a tier."""
 

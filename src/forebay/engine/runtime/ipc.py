@@ -66,7 +66,7 @@ class Outbox:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 500)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=str)
         if bind:
             self._socket.bind(address)
         else:
@@ -94,6 +94,10 @@ class Inbox(Generic[Message]):
             self._socket.bind(address)
         else:
             self._socket.connect(address)
+
+    def fileno(self) -> int:
+        """A descriptor that signals when there may be messages; drain until empty each time it does."""
+        return int(self._socket.getsockopt(zmq.FD))
 
     def drain(self, wait_s: float | None = 0.0) -> list[Message]:
         """All messages there are; waits up to ``wait_s`` (None: forever) for the first one."""

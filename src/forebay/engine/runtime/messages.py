@@ -62,7 +62,7 @@ class _Wire(msgspec.Struct, tag=True, array_like=True, frozen=True):
 # front -> rank 0
 
 
-class Submit(_Wire):
+class Submit(_Wire, frozen=True):
     """One sequence to generate. ``sampling`` holds the fields of step.SamplingParams in their order."""
 
     seq_id: int
@@ -82,13 +82,13 @@ class Submit(_Wire):
     logprobs: int | None
 
 
-class Abort(_Wire):
+class Abort(_Wire, frozen=True):
     """The client went away, or a stop string was found: free the sequences' pages before the next step."""
 
     seq_ids: tuple[int, ...]
 
 
-class Call(_Wire):
+class Call(_Wire, frozen=True):
     """A question between steps: ``stats``, ``cache`` or ``flush`` (with ``tier``); answered by a Reply."""
 
     call_id: int
@@ -96,7 +96,7 @@ class Call(_Wire):
     tier: str | None = None
 
 
-class Stop(_Wire):
+class Stop(_Wire, frozen=True):
     """End now; the front has already drained."""
 
 
@@ -106,14 +106,14 @@ FrontMessage = Submit | Abort | Call | Stop
 # rank -> front
 
 
-class Hello(_Wire):
+class Hello(_Wire, frozen=True):
     """The rank's process runs and its sockets are connected."""
 
     rank: int
     pid: int
 
 
-class StageReport(_Wire):
+class StageReport(_Wire, frozen=True):
     """Start-up has reached ``stage``; ``progress`` 0..1 where it is known."""
 
     rank: int
@@ -121,20 +121,20 @@ class StageReport(_Wire):
     progress: float | None = None
 
 
-class Resolved(_Wire):
+class Resolved(_Wire, frozen=True):
     """MODEL is this local Hugging Face folder."""
 
     folder: str
 
 
-class Ready(_Wire):
+class Ready(_Wire, frozen=True):
     """The rank can execute steps; rank 0's ``info`` describes pools and limits for /server_info."""
 
     rank: int
     info: dict[str, Any]
 
 
-class Failed(_Wire):
+class Failed(_Wire, frozen=True):
     """The rank could not start or go on; it exits after this."""
 
     rank: int
@@ -157,7 +157,7 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     """With the first token: prompt tokens taken from device, host and disk."""
 
 
-class StepReport(_Wire):
+class StepReport(_Wire, frozen=True):
     """One step's outcome: all its tokens in one message, and the gauges that move with every step."""
 
     step: int
@@ -171,7 +171,7 @@ class StepReport(_Wire):
     preemptions: int
 
 
-class Reply(_Wire):
+class Reply(_Wire, frozen=True):
     """The answer to a Call; ``error`` where it failed."""
 
     call_id: int
@@ -179,7 +179,7 @@ class Reply(_Wire):
     error: str | None = None
 
 
-class Heartbeat(_Wire):
+class Heartbeat(_Wire, frozen=True):
     """Sent by a thread of its own once a second; ``cpu_s`` is the process's CPU time."""
 
     rank: int
@@ -203,7 +203,7 @@ class PlannedSequence(msgspec.Struct, array_like=True, frozen=True):
     sample: bool
 
 
-class StepPlan(_Wire):
+class StepPlan(_Wire, frozen=True):
     """Run this step. ``gate_ids`` are the transfers whose layers it must wait for."""
 
     step: int
@@ -211,21 +211,21 @@ class StepPlan(_Wire):
     gate_ids: tuple[int, ...] = ()
 
 
-class Transfers(_Wire):
+class Transfers(_Wire, frozen=True):
     """Start these transfers before the next step; ``actions`` is the cache's own encoding of its decisions."""
 
     step: int
     actions: bytes
 
 
-class EndOfPlan(_Wire):
+class EndOfPlan(_Wire, frozen=True):
     """No more steps: free everything and exit."""
 
 
 PlanMessage = StepPlan | Transfers | EndOfPlan
 
 
-class Followed(_Wire):
+class Followed(_Wire, frozen=True):
     """A rank has done everything up to ``step``; ``digest`` hashes every plan it got, in order."""
 
     rank: int

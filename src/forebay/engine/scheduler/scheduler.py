@@ -1,8 +1,8 @@
 """Requests in, batches out: the loop that decides what each step computes.
 
-    submit -> waiting -> running (prefill, then decode) -> finished
-                 ^          |
-                 '----------' preempted: pages given back, tokens kept; recomputed or found in the cache later
+submit -> waiting -> running (prefill, then decode) -> finished
+             ^          |
+             '----------' preempted: pages given back, tokens kept; recomputed or found in the cache later
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class Scheduler:
         page_size: token slots a page.
     """
 
-    def __init__(
-        self, cache: PrefixCacheProtocol, runner: Runner, config: SchedulerConfig, *, page_size: int
-    ) -> None:
+    def __init__(self, cache: PrefixCacheProtocol, runner: Runner, config: SchedulerConfig, *, page_size: int) -> None:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         """In order of arrival."""
@@ -179,7 +177,7 @@ class Scheduler:
         if not batch.gates:
             self._budget.measured(batch.num_decoding, batch.prefill_tokens, seconds)
             if batch.prefill_tokens and not batch.num_decoding:
-                self._cache.note_prefill(batch.prefill_tokens, seconds)
+                getattr(self._cache, "note_prefill", lambda *a: None)(batch.prefill_tokens, seconds)
         for sequence, count, sampled in zip(batch.members, batch.counts, result.tokens, strict=True):
             before = sequence.computed // self._page_size
             sequence.computed += count

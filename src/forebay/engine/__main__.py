@@ -1,0 +1,216 @@
+"""`python -m forebay.engine`: the embedded server as a process of its own; `forebay serve` becomes this one.
+
+The order matters for the start: parse, open the port, start rank 0, and only then import what HTTP needs, while rank 0
+imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, get_args
+
+import click
+
+from forebay.engine import config as settings
+from forebay.engine.config import (
+    CacheConfig,
+    EngineConfig,
+    HttpConfig,
+    ModelConfig,
+    ProcessConfig,
+    SchedulerConfig,
+)
+from forebay.errors import ExitCode, ForebayError
+from forebay.sizes import parse_size
+
+__all__ = ["command", "main"]
+
+_CACHE, _SCHEDULER, _PROCESS, _HTTP = CacheConfig(), SchedulerConfig(), ProcessConfig(), HttpConfig()
+
+
+class _Size(click.ParamType[int]):
+    """Bytes with a unit; one without is refused, showing both readings."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return value if isinstance(value, int) else parse_size(value, what=param.opts[0] if param else "size")
+
+
+def _choice(kind: Any) -> click.Choice[str]:
+    return click.Choice(list(get_args(kind)))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.argument("model")
+@click.option("--host", default=_HTTP.host, show_default=True, help="Address to listen on; 0.0.0.0 is all of them.")
+@click.option("--port", default=_HTTP.port, show_default=True, help="Port to listen on.")
+@click.option("--api-key", envvar="FOREBAY_API_KEY", help="Clients must send it as a bearer token.")
+@click.option("--served-model-name", metavar="NAME", help="The name clients use.  [default: MODEL as given]")
+@click.option(
+    "--context-length", type=int, metavar="TOKENS", help="Prompt and output of one request.  [default: the model's]"
+)
+@click.option(
+    "--dtype", type=_choice(settings.DType), default="auto", show_default=True, help="auto: the checkpoint's."
+)
+@click.option("--threads", type=int, help="Compute threads of all ranks together.  [default: the cores it may use]")
+@click.option("--tp", default=_PROCESS.tp, show_default=True, help="Ranks, one process each (tensor parallel).")
+@click.option("--page-size", default=_CACHE.page_size, show_default=True, help="Token slots a page.")
+@click.option(
+    "--device-cache",
+    type=_Size(),
+    help="KV pool the model reads, over all ranks.  [default: 1/8 of free memory, at most 1GiB]",
+)
+@click.option(
+    "--host-cache", type=_Size(), default=0, help="KV in host RAM behind it, in total for the node.  [default: none]"
+)
+@click.option("--disk-cache", metavar="DIR", help="Folder for KV on disk; survives restarts. Needs --disk-size.")
+@click.option("--disk-size", type=_Size(), default=0, help="How much of that disk may be used.")
+@click.option(
+    "--write-policy",
+    type=_choice(settings.WritePolicy),
+    default=_CACHE.write_policy,
+    show_default=True,
+    help="When pages are backed up: at once, at their second use, or when evicted.",
+)
+@click.option(
+    "--eviction",
+    type=_choice(settings.Eviction),
+    default=_CACHE.eviction,
+    show_default=True,
+    help="What goes first when a pool is full. cost: what is cheapest to recompute and least likely to be asked.",
+)
+@click.option(
+    "--load",
+    type=_choice(settings.LoadPolicy),
+    default=_CACHE.load,
+    show_default=True,
+    help="Load a prefix from host or disk, or recompute it. auto: whichever was measured to be faster.",
+)
+@click.option("--max-running", default=_SCHEDULER.max_running, show_default=True, help="Sequences computed at once.")
+@click.option("--max-queue", default=_SCHEDULER.max_queue, show_default=True, help="Sequences that may wait; then 429.")
+@click.option(
+    "--chunk-size", default=_SCHEDULER.chunk_size, show_default=True, help="Most prompt tokens computed in one step."
+)
+@click.option(
+    "--batch-invariant/--no-batch-invariant",
+    default=True,
+    show_default=True,
+    help="The same request gives the same tokens whatever runs beside it.",
+)
+@click.option(
+    "--drain-seconds", default=_PROCESS.drain_s, show_default=True, help="SIGTERM waits so long for requests."
+)
+@click.option(
+    "--rank-timeout",
+    default=_PROCESS.rank_timeout_s,
+    show_default=True,
+    help="Seconds without heartbeat and CPU after which a rank is hung.",
+)
+@click.option("--log-format", type=_choice(settings.LogFormat), default=_PROCESS.log_format, show_default=True)
+@click.option("--machine-memory", type=int, hidden=True, help="Bytes of memory that can be had here.")
+@click.option("--machine-shm", type=int, hidden=True, help="Free bytes in /dev/shm.")
+def command(**given: Any) -> int:
+    """Serve MODEL over HTTP with OpenAI's API, in the foreground, until SIGTERM or Ctrl-C.
+
+    MODEL is a Hugging Face folder (safetensors), a GGUF file, `smollm2` (a small real model, fetched once), or a hub id.
+
+    \b
+    Try:
+      forebay serve smollm2 --port 8000
+      curl -s localhost:8000/health             503 with stage and progress, then 200
+      curl -s localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
+        -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello!"}]}'
+      forebay serve ./Qwen3-8B --device-cache 8GB --host-cache 64GB --disk-cache /data/kv --disk-size 500GB
+
+    \b
+    Also there: / (a page), /metrics, /server_info, /cache, POST /flush_cache?tier=device, /health_generate.
+    Sizes need a unit: 48GB is 48 x 10^9 bytes, 48GiB is 48 x 2^30.
+    """
+    return _serve(_config(given), given["machine_memory"], given["machine_shm"])
+
+
+def _config(given: dict[str, Any]) -> EngineConfig:
+    """One checked record from the options.
+
+    Raises:
+        UsageError: a value that cannot work.
+    """
+    return EngineConfig(
+        model=ModelConfig(
+            model=given["model"],
+            dtype=given["dtype"],
+            context_length=given["context_length"],
+            threads=given["threads"],
+            batch_invariant=given["batch_invariant"],
+        ),
+        cache=CacheConfig(
+            page_size=given["page_size"],
+            device_bytes=given["device_cache"],
+            host_bytes=given["host_cache"],
+            disk_dir=given["disk_cache"],
+            disk_bytes=given["disk_size"],
+            write_policy=given["write_policy"],
+            eviction=given["eviction"],
+            load=given["load"],
+        ),
+        scheduler=SchedulerConfig(
+            max_running=given["max_running"], max_queue=given["max_queue"], chunk_size=given["chunk_size"]
+        ),
+        process=ProcessConfig(
+            tp=given["tp"],
+            rank_timeout_s=given["rank_timeout"],
+            drain_s=given["drain_seconds"],
+            log_format=given["log_format"],
+        ),
+        http=HttpConfig(
+            host=given["host"],
+            port=given["port"],
+            api_key=given["api_key"],
+            served_model_name=given["served_model_name"],
+        ),
+    ).check()
+
+
+def _serve(config: EngineConfig, memory_bytes: int | None, shm_bytes: int | None) -> int:
+    from forebay.engine.api.listener import open_listener
+
+    listener = open_listener(config.http.host, config.http.port)
+
+    from forebay.engine.api.workers import WorkerGroup
+    from forebay.engine.events import EventLog
+    from forebay.engine.runtime.ipc import Endpoints
+    from forebay.engine.runtime.worker import Machine
+
+    log = EventLog(config.process.log_format)
+    endpoints = Endpoints.create()
+    try:
+        workers = WorkerGroup(config, endpoints, Machine(memory_bytes, shm_bytes))
+        workers.spawn(0)
+        from forebay.engine.api.server import run_server
+
+        return run_server(config, listener, workers, endpoints, log)
+    finally:
+        endpoints.remove()
+
+
+def main() -> None:
+    """Entry point of the process: known failures become one line and an exit code."""
+    try:
+        code = command.main(prog_name="forebay serve", standalone_mode=False)
+    except ForebayError as error:
+        from forebay.engine.events import EventLog
+
+        format = "json" if "json" in sys.argv else "text"
+        EventLog(format).error("refused", code=error.code, reason=error.message, fix=error.fix)
+        code = error.exit_code
+    except click.exceptions.Abort:
+        code = ExitCode.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = ExitCode.USAGE
+    sys.exit(int(code or 0))
+
+
+if __name__ == "__main__":
+    main()

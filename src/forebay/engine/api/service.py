@@ -1,0 +1,259 @@
+"""What the front does between HTTP and the engine: takes requests in, hands tokens out, counts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay.engine.api.chat_template import ChatTemplate
+from forebay.engine.api.errors import ApiError, overloaded, unavailable
+from forebay.engine.api.generation import Choice, Generation
+from forebay.engine.api.link import EngineLink
+from forebay.engine.api.metrics import Metrics
+from forebay.engine.api.requests import GenerationRequest, ModelLimits
+from forebay.engine.api.state import ServerState
+from forebay.engine.api.tokenizer import TextCodec
+from forebay.engine.config import EngineConfig
+from forebay.engine.runtime.messages import StepReport, Submit, TokenEvent, pack_tokens
+
+__all__ = ["ModelText", "Service"]
+
+_STATS_TIMEOUT_S = 1.0
+_MOST_RETRY_AFTER_S = 60
+
+
+class ModelText:
+    """What the front knows of the model's language: read from its folder, off the event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.codec = TextCodec(folder)
+        self.template = ChatTemplate.from_folder(folder)
+        self.end_tokens = _end_tokens(folder, self.codec)
+
+
+class Service:
+    """One server's requests. Lives on the event loop.
+
+    Args:
+        config: what was asked for.
+        state: phase and stage, shared with the process's main.
+        link: to rank 0.
+    """
+
+    def __init__(self, config: EngineConfig, state: ServerState, link: EngineLink) -> None:
+        self.config = config
+        self.state = state
+        self.link = link
+        self.metrics = Metrics()
+        self.info: dict[str, Any] = {}
+        self.text: ModelText | None = None
+        self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self._ids = itertools.count(1)
+        self._live: dict[int, Generation] = {}
+        self._last_stats: dict[str, Any] = {}
+        self._finish_times: deque[float] = deque(maxlen=64)
+
+    @property
+    def num_live(self) -> int:
+        """Sequences submitted and not over."""
+        return len(self._live)
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What requests are checked against; only once rank 0 is ready."""
+        names = dict.fromkeys((self.config.served_name, self.config.model.model))
+        return ModelLimits(tuple(names), int(self.info["context_length"]), int(self.info["vocab_size"]))
+
+    def check_open(self) -> None:
+        """Refuse while starting, draining or dead.
+
+        Raises:
+            ApiError: 503.
+        """
+        if not self.state.is_ready:
+            raise unavailable(self.state.refusal(), self.state.phase.value)
+
+    async def submit(self, request: GenerationRequest) -> tuple[Generation, list[str]]:
+        """Encode, check and queue a request; returns it with the text to echo per choice.
+
+        Raises:
+            ApiError: 400 where it cannot fit, 429 where the queue is full.
+        """
+        arrived_at = time.perf_counter()
+        assert self.text is not None
+        self._check_room(len(request.prompts) * request.choices.n)
+        codec = self.text.codec
+        prompts = await asyncio.get_running_loop().run_in_executor(self.threads, request.encode, codec)
+        budgets = [request.max_tokens(prompt, self.limits) for prompt in prompts]
+        self._check_room(len(prompts) * request.choices.n)
+        choices: list[Choice] = []
+        submits: list[Submit] = []
+        for prompt, max_tokens in zip(prompts, budgets, strict=True):
+            packed = pack_tokens(prompt)
+            for number in range(request.choices.n):
+                seq_id = next(self._ids)
+                options = request.choices
+                choices.append(Choice(seq_id, len(choices), codec, options.stops, options.min_tokens))
+                submits.append(self._submit_message(request, seq_id, packed, max_tokens, number))
+        generation = Generation(
+            choices,
+            prompt_lengths=[len(prompt) for prompt in prompts],
+            choices_per_prompt=request.choices.n,
+            arrived_at=arrived_at,
+        )
+        self._live.update((choice.seq_id, generation) for choice in choices)
+        self.link.submit(submits)
+        echoes = [""] * len(choices)
+        if request.echo:
+            texts = [p.text if p.text is not None else codec.decode(p.tokens or []) for p in request.prompts]
+            echoes = [text for text in texts for _ in range(request.choices.n)]
+        return generation, echoes
+
+    async def probe(self) -> float:
+        """Generate one token past all limits; returns the seconds it took.
+
+        Raises:
+            ApiError: the engine failed meanwhile.
+        """
+        assert self.text is not None
+        began = time.perf_counter()
+        choice = Choice(next(self._ids), 0, self.text.codec, (), 0)
+        generation = Generation([choice], prompt_lengths=[1], choices_per_prompt=1, arrived_at=began)
+        self._live[choice.seq_id] = generation
+        self.link.submit([_probe_message(choice.seq_id, self.text.end_tokens[0] if self.text.end_tokens else 0)])
+        try:
+            while await generation.next_deltas():
+                pass
+        finally:
+            self.end(generation)
+        return time.perf_counter() - began
+
+    def on_step(self, report: StepReport) -> None:
+        """Hand a step's tokens to their requests."""
+        self.metrics.step(report)
+        now = time.perf_counter()
+        stopped = []
+        for event in report.events:
+            generation = self._live.get(event.seq_id)
+            if generation is None:
+                continue  # cancelled; the scheduler had not heard of it yet
+            self._observe(generation, event, now)
+            if generation.push(event):
+                stopped.append(event.seq_id)
+            choice = generation.choice(event.seq_id)
+            if choice.is_finished:
+                self._forget(event.seq_id, event.finish or "stop")
+        self.link.abort(tuple(stopped))
+
+    def end(self, generation: Generation) -> None:
+        """The response is over: abort what still runs (the client hung up)."""
+        unfinished = tuple(seq_id for seq_id in generation.unfinished if seq_id in self._live)
+        for seq_id in unfinished:
+            self._forget(seq_id, "cancelled")
+        self.link.abort(unfinished)
+
+    def fail_all(self, error: ApiError) -> None:
+        """End every live request with ``error``."""
+        for generation in set(self._live.values()):
+            generation.fail(error)
+        for seq_id in list(self._live):
+            self._forget(seq_id, "error")
+
+    async def stats(self) -> dict[str, Any]:
+        """Rank 0's numbers now; the last known ones while it is busy with a long step or not there."""
+        if self.state.is_ready or self._last_stats:
+            try:
+                self._last_stats = await self.link.call("stats", timeout_s=_STATS_TIMEOUT_S)
+                self.metrics.requests(**_request_states(self._last_stats))
+            except (TimeoutError, ApiError):
+                pass
+        return self._last_stats
+
+    def _observe(self, generation: Generation, event: TokenEvent, now: float) -> None:
+        choice = generation.choice(event.seq_id)
+        if event.cached is not None:
+            prompt_tokens = generation.prompt_length(choice)
+            self.metrics.first_token(now - generation.arrived_at, prompt_tokens, event.cached)
+        else:
+            self.metrics.next_token(now - choice.last_token_at)
+        choice.last_token_at = now
+
+    def _forget(self, seq_id: int, reason: str) -> None:
+        self._live.pop(seq_id, None)
+        self._finish_times.append(time.monotonic())
+        self.metrics.finished(reason)
+
+    def _check_room(self, count: int) -> None:
+        """Refuse what would make the queue longer than --max-queue; a lone request of any width passes."""
+        scheduler = self.config.scheduler
+        if self._live and len(self._live) + count > scheduler.max_running + scheduler.max_queue:
+            raise overloaded(self._retry_after_s())
+
+    def _retry_after_s(self) -> int:
+        """Until about a quarter of the queue has gone, at the pace of the last requests."""
+        times = self._finish_times
+        if len(times) < 2:
+            return 1
+        pace_s = (time.monotonic() - times[0]) / len(times)
+        return max(1, min(_MOST_RETRY_AFTER_S, math.ceil(pace_s * self.config.scheduler.max_queue / 4)))
+
+    def _submit_message(
+        self, request: GenerationRequest, seq_id: int, prompt: bytes, max_tokens: int, number: int
+    ) -> Submit:
+        options = request.choices
+        assert self.text is not None
+        ends = () if options.ignore_eos else self.text.end_tokens
+        return Submit(
+            seq_id=seq_id,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            min_tokens=options.min_tokens,
+            stop_ids=tuple(dict.fromkeys((*ends, *options.stop_ids))),
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            seed=(options.seed + number) % 2**63,
+            logprobs=options.logprobs,
+        )
+
+
+def _probe_message(seq_id: int, token: int) -> Submit:
+    return Submit(seq_id, pack_tokens([token]), 1, 0, (), 0.0, 1.0, -1, 0.0, 0.0, 0.0, 1.0, 0, None)
+
+
+def _request_states(stats: dict[str, Any]) -> dict[str, int]:
+    requests = stats["requests"]
+    return {state: int(requests[state]) for state in ("running", "waiting", "loading")}
+
+
+def _end_tokens(folder: Path, codec: TextCodec) -> tuple[int, ...]:
+    """Tokens that end a text: generation_config.json's, else config.json's, and the tokenizer's own."""
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        settings = _json(folder / name)
+        ids = settings.get("eos_token_id", (settings.get("text_config") or {}).get("eos_token_id"))
+        if ids is not None:
+            found += ids if isinstance(ids, list) else [ids]
+            break
+    eos = _json(folder / "tokenizer_config.json").get("eos_token")
+    spelled = eos.get("content") if isinstance(eos, dict) else eos
+    token = codec.token_id(spelled) if isinstance(spelled, str) else None
+    return tuple(dict.fromkeys([*found, *([] if token is None else [token])]))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -1,0 +1,183 @@
+"""One rank's process: `python -m forebay.engine.runtime.worker`, started by the front.
+
+Its standard input carries one line, a WorkerStart as JSON, and then stays open for as long as the front lives: end of file
+means that the front is gone, however it went. Heavy imports come after the sockets, so that the front can say
+what the worker is doing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from forebay.causes import Cause
+from forebay.engine.config import CacheConfig, ModelConfig, ProcessConfig, SchedulerConfig
+from forebay.engine.events import EventLog, bridge_logging
+from forebay.engine.runtime.ipc import Endpoints, Inbox, Outbox
+from forebay.engine.runtime.messages import (
+    Failed,
+    FrontMessage,
+    Heartbeat,
+    Hello,
+    Ready,
+    Resolved,
+    StageReport,
+)
+from forebay.errors import ExitCode, ForebayError
+
+__all__ = ["Machine", "WorkerStart", "main"]
+
+_BEAT_S = 1.0
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What the operator's part read of this machine; None where it did not look."""
+
+    available_bytes: int | None = None
+    """Memory that can still be taken: the smaller of MemAvailable and the control group's room."""
+    shm_free_bytes: int | None = None
+    """Free space in /dev/shm."""
+
+
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a rank is told."""
+
+    rank: int
+    endpoints: Endpoints
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    process: ProcessConfig
+    machine: Machine
+    folder: str | None = None
+    """The model's folder where it is known already (ranks above 0)."""
+
+
+class _Worker:
+    """The process: its sockets, its watching threads and its end."""
+
+    def __init__(self, start: WorkerStart) -> None:
+        self.start = start
+        self.log = EventLog(start.process.log_format, rank=start.rank)
+        bridge_logging(self.log)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.outbox = Outbox(self.context, start.endpoints.to_front)
+        self.inbox: Inbox[FrontMessage] = Inbox(self.context, start.endpoints.to_rank0, FrontMessage)
+        self.steps_done = 0
+        self._last_report = ("", -1.0)
+        threading.Thread(target=self._watch_front, name="front watcher", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self.outbox.send(Hello(start.rank, os.getpid()))
+
+    def report(self, stage: str, progress: float | None = None) -> None:
+        """Tell the front where start-up is; at most every 10 % of one stage."""
+        last_stage, last = self._last_report
+        if stage == last_stage and progress is not None and 0 < progress - last < 0.1 and progress < 1.0:
+            return
+        self._last_report = (stage, -1.0 if progress is None else progress)
+        self.outbox.send(StageReport(self.start.rank, stage, progress))
+
+    def run(self) -> None:
+        """Resolve, load, serve until told to stop."""
+        from forebay.engine.runtime.convert import resolve_model
+
+        folder = self.start.folder
+        if folder is None:
+            folder = str(resolve_model(self.start.model.model, lambda what, done: self.report("loading", done)))
+            self.outbox.send(Resolved(folder))
+        self.report("loading", 0.0)
+        from forebay.engine.runtime.build import build_engine  # torch comes with it
+        from forebay.engine.runtime.serving import EngineLoop
+
+        engine = build_engine(self.start, Path(folder), self.report, self.log)
+        try:
+            die_with_parent()
+            self.outbox.send(Ready(self.start.rank, engine.info))
+            EngineLoop(engine, self.inbox, self.outbox, self._count_step).run()
+        finally:
+            engine.close()
+
+    def fail(self, error: BaseException) -> int:
+        """Report a failure; returns the exit code."""
+        if isinstance(error, ForebayError):
+            failure = Failed(self.start.rank, error.message, int(error.exit_code), error.fix, error.code)
+        else:
+            self.log.exception("bug", error)
+            cause = Cause.ASSERTION if isinstance(error, AssertionError) else Cause.ENGINE_BUG
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            failure = Failed(self.start.rank, text, int(ExitCode.DEAD), "report it with the log", cause)
+        self.outbox.send(failure)
+        return failure.exit_code
+
+    def close(self) -> None:
+        """Send what is queued and close the sockets."""
+        self.inbox.close()
+        self.outbox.close()
+        self.context.term()
+
+    def _count_step(self, step: int) -> None:
+        self.steps_done = step
+
+    def _watch_front(self) -> None:
+        """Block until the front's end of our standard input closes; then nothing of us may outlive it."""
+        while os.read(0, 4096):
+            pass
+        self.start.endpoints.remove()
+        os._exit(int(ExitCode.DEAD))
+
+    def _beat(self) -> None:
+        outbox = Outbox(self.context, self.start.endpoints.to_front)
+        while True:
+            try:
+                outbox.send(Heartbeat(self.start.rank, self.steps_done, time.process_time()))
+            except zmq.ZMQError:
+                outbox.close()  # the context is being closed
+                return
+            time.sleep(_BEAT_S)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the front dies, even while a kernel call keeps our watcher from running.
+
+    Called once the socket folder is of no use any more: from here on there is nothing to clean up behind us.
+    """
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def main() -> int:
+    """Entry point of the process."""
+    start = msgspec.json.decode(_first_line(), type=WorkerStart)
+    worker = _Worker(start)
+    try:
+        worker.run()
+        code = 0
+    except Exception as error:  # noqa: BLE001 (the process's border: everything becomes one report and an exit code)
+        code = worker.fail(error)
+    worker.close()
+    return code
+
+
+def _first_line() -> bytes:
+    """The start record, read byte by byte so that nothing beyond it is swallowed by a buffer."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        data = os.read(0, 1)
+        if not data:
+            sys.exit(int(ExitCode.DEAD))
+        line += data
+    return bytes(line)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # no interpreter teardown: torch's threads have nothing to say any more
