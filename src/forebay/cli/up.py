@@ -1,0 +1,79 @@
+"""``forebay up``: plan, preflight, launch, watch, verify."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+import click
+
+from forebay.errors import ExitCode
+from forebay.sizes import parse_size
+
+__all__ = ["command"]
+
+
+def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else parse_size(value, what=f"--{(parameter.name or '').replace('_', '-')}")
+
+
+@click.command("up", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model")
+@click.argument("server_flags", nargs=-1, type=click.UNPROCESSED)
+@click.option("--server", type=click.Choice(["embedded", "sglang", "vllm"]), help="Which server; default embedded.")
+@click.option("--name", help="What to call the run; default MODEL-SERVER.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
+@click.option("--port", default=30000, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--served-model-name", "served_name", help="The name that requests use.")
+@click.option("--tp", default=1, show_default=True, type=click.IntRange(1), help="Ranks (tensor parallel).")
+@click.option("--context", type=click.IntRange(1), help="Longest request, in tokens.")
+@click.option("--host-cache", callback=_size, help="Host tier, in total over the ranks, with a unit: 16GB.")
+@click.option("--device-cache", callback=_size, help="Device pool per rank, with a unit: 512MiB.")
+@click.option("--write-policy", type=click.Choice(["write_through", "write_through_selective", "write_back"]))
+@click.option("--python", help="The interpreter of the environment the server is installed in.")
+@click.option("--detach", "-d", is_flag=True, help="Once ready and verified, leave it running under its supervisor.")
+@click.option("--no-verify", is_flag=True, help="Do not probe the cache once it is ready.")
+@click.option("--no-plan", is_flag=True, help="Launch what the plan would refuse.")
+@click.option("--probe-seconds", default=60.0, show_default=True, help="The longest probe that verify may run.")
+@click.option("--timeout", type=float, help="Give up waiting after this many seconds (exit 5); default: never.")
+@click.option("--hang-seconds", default=120.0, show_default=True, help="CPU but no token for this long is a hang.")
+@click.option("--stall-seconds", default=300.0, show_default=True, help="Nothing moving for this long is a stall.")
+@click.option("--json", "as_json", is_flag=True, help="One event a line on stdout.")
+def command(**options: Any) -> int:
+    """Bring up MODEL (a folder, a file, a name) or a saved plan (plan.json), and know that it is up.
+
+    \b
+    forebay up smollm2                                   the embedded server; Ctrl-C ends it
+    forebay up /models/llama --server vllm --detach      leave it running; `forebay down` ends it
+    forebay up MODEL --server sglang --tp 8 -- --hicache-size 48
+    forebay up plan.json                                 run what `forebay plan --json` saved
+
+    Everything after -- goes to the server as it is, in the server's own units, and wins over the options above. Flags that
+    evidence needs (--enable-metrics, --enable-prompt-tokens-details) are added, and said.
+
+    Refuses (exit 3) what cannot work before anything is loaded. Says "ready" when the processes it started are alive,
+    they own the port, health is 2xx and one real token came. Dead is 4, out of --timeout 5, stalled or hung 6, asked for
+    but not in effect 7. In the foreground Ctrl-C ends the server and proves that nothing is left.
+    """
+    from forebay.cli._live import Screen
+    from forebay.machine.local import LocalMachine
+    from forebay.operation.bring_up import BringUp, UpOptions
+
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGHUP, _as_interrupt)
+    screen = Screen(as_json=options.pop("as_json"))
+    given = {**options, "server_flags": tuple(options["server_flags"])}
+    job = BringUp(LocalMachine(), UpOptions(**given), screen.event, screen.say)
+    try:
+        return int(job.run())
+    except KeyboardInterrupt:
+        screen.close()
+        job.interrupted()
+        return int(ExitCode.INTERRUPTED)
+    finally:
+        screen.close()
+
+
+def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,252 @@
+"""``up`` from the model to the verified server: plan, preflight, launch, follow, verify, stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ExitCode, RefusedError, UsageError
+from forebay.machine.interface import Machine
+from forebay.operation.follow import EventTail
+from forebay.operation.judge import Limits
+from forebay.operation.launcher import Start, launch_run
+from forebay.operation.preflight import preflight, refuse_if_needed
+from forebay.operation.record import Run
+from forebay.operation.stages import stage_lines
+from forebay.operation.stop import stop_run
+from forebay.servers.base import Launch, StartRequest
+from forebay.servers.flags import flag_value
+from forebay.servers.install import Installation, find_installation
+from forebay.servers.registry import server_named
+
+__all__ = ["BringUp", "UpOptions"]
+
+_MODEL_FLAGS = ("--model-path", "--model")
+_POLL_S = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """The options of ``forebay up``, as given; sizes in bytes."""
+
+    model: str
+    server: str | None = None
+    name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 30000
+    served_name: str | None = None
+    tp: int = 1
+    context: int | None = None
+    host_cache: int | None = None
+    device_cache: int | None = None
+    write_policy: str | None = None
+    python: str | None = None
+    detach: bool = False
+    no_verify: bool = False
+    no_plan: bool = False
+    probe_seconds: float = 60.0
+    timeout: float | None = None
+    hang_seconds: float = 120.0
+    stall_seconds: float = 300.0
+    server_flags: tuple[str, ...] = ()
+
+
+class BringUp:
+    """One ``up``.
+
+    Args:
+        show: takes each event as it happens.
+        say: takes lines for a person.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        options: UpOptions,
+        show: Callable[[Mapping[str, Any]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._machine = machine
+        self._options = options
+        self._show = show
+        self._say = say
+        self._run: Run | None = None
+        self._began = time.monotonic()
+
+    def run(self) -> ExitCode:
+        """All of it.
+
+        Raises:
+            UsageError, RefusedError, DeadError: before anything is launched, or because it could not be.
+        """
+        self._run = self._start()
+        self._say(f"{self._run.name}: log in {self._run.log_path}")
+        tail = EventTail(self._run)
+        code = self._until_ready(tail)
+        if code is not ExitCode.DONE:
+            return code
+        code = self._verify()
+        self._report()
+        if self._options.detach:
+            return code
+        return self._stay(tail)
+
+    def interrupted(self) -> None:
+        """Ctrl-C: end what was started; a second Ctrl-C does not wait for it to drain."""
+        if self._run is None:
+            return
+        self._say(f"ending {self._run.name} (Ctrl-C again: do not wait for it to drain)")
+        try:
+            stop_run(self._machine, self._run, tell=self._say)
+        except KeyboardInterrupt:
+            stop_run(self._machine, self._run, drain_s=0.0, tell=self._say)
+
+    def _start(self) -> Run:
+        options = self._options
+        gpus = self._machine.gpus()
+        plan = _saved_plan(options.model)
+        name = options.server or (str(plan["server"]) if plan is not None else "embedded")
+        server = server_named(name)
+        installation = find_installation(server.name, server.distributions, options.python)
+        launch, document = self._planned(plan, name, installation, gpus=len(gpus))
+        flags = launch.argv
+        host = flag_value(flags, "--host") or options.host
+        port = int(flag_value(flags, "--port") or options.port)
+        model = flag_value(flags, *_MODEL_FLAGS) or (
+            flags[flags.index("serve") + 1] if "serve" in flags else options.model
+        )
+        findings = preflight(self._machine, host, port, model, gpus=gpus)
+        for finding in findings:
+            self._show({
+                "schema": 1, "at": round(time.time(), 3), "event": "preflight", "refuses": finding.refuses,
+                "evidence": [finding.text], "fix": finding.fix, "cause": finding.code,
+            })  # fmt: skip
+        refuse_if_needed(findings)
+        for added in launch.added:
+            self._say(f"added {added.text}: {added.why}")
+        start = Start(
+            name=options.name or _run_name(options.model, name), server=name, model=model, version=installation.version,
+            host=host, port=port, launch=launch, asked=_asked(options),
+        )  # fmt: skip
+        self._say(f"{name} {installation.version}: plan and preflight took {time.monotonic() - self._began:.2f} s")
+        limits = Limits(hang_s=options.hang_seconds, stall_s=options.stall_seconds)
+        return launch_run(self._machine, start, gpus=gpus, plan=document, limits=limits)
+
+    def _planned(
+        self, plan: Mapping[str, Any] | None, name: str, installation: Installation, *, gpus: int
+    ) -> tuple[Launch, bytes | None]:
+        options, server = self._options, server_named(name)
+        if plan is not None:
+            if not plan.get("fits", True) and not options.no_plan:
+                problems = "; ".join(str(item.get("message")) for item in plan.get("problems", ()))
+                raise RefusedError(f"the saved plan does not fit: {problems}", fix="plan again, or --no-plan")
+            launch = server.adopt([*plan["command"], *options.server_flags], plan.get("env", {}), installation)
+            return launch, Path(options.model).read_bytes()
+        request = StartRequest(
+            model=options.model, host=options.host, port=options.port, served_name=options.served_name, gpus=gpus,
+            tp=options.tp, context_tokens=options.context, device_cache_bytes=options.device_cache,
+            host_cache_bytes=options.host_cache, write_policy=options.write_policy, extra=options.server_flags,
+        )  # fmt: skip
+        return server.launch(request, installation), None
+
+    def _until_ready(self, tail: EventTail) -> ExitCode:
+        """Follow the supervisor's events until ready or lost."""
+        assert self._run is not None
+        deadline = None if self._options.timeout is None else time.monotonic() + self._options.timeout
+        while True:
+            for event in tail.new():
+                self._show(event)
+                kind = event["event"]
+                if kind == "ready":
+                    return ExitCode.DONE
+                if kind in ("dead", "stopped"):
+                    return self._lost()
+                if kind in ("stalled", "hung"):
+                    self._say(
+                        f"it is left as it is: see `forebay doctor {self._run.name}`, end it with `forebay down {self._run.name}`"
+                    )
+                    return ExitCode.STALLED
+            if deadline is not None and time.monotonic() > deadline:
+                self._say(
+                    f"not ready after {self._options.timeout:g} s; it goes on: see `forebay wait {self._run.name}`"
+                )
+                return ExitCode.TIME_IS_UP
+            time.sleep(_POLL_S)
+
+    def _lost(self) -> ExitCode:
+        """Dead: nothing of it may stay."""
+        assert self._run is not None
+        stop_run(self._machine, self._run, tell=self._say)
+        return ExitCode.DEAD
+
+    def _verify(self) -> ExitCode:
+        from forebay.operation.verify import verify_run
+
+        assert self._run is not None
+        if self._options.no_verify:
+            return ExitCode.DONE
+        report = verify_run(self._machine, self._run, probe_s=self._options.probe_seconds)
+        self._show({
+            "schema": 1, "at": round(time.time(), 3), "event": "verified", "in_effect": report.in_effect,
+            "rows": [row.as_json() for row in report.rows],
+        })  # fmt: skip
+        for line in report.lines():
+            self._say(line)
+        return ExitCode.DONE if report.in_effect else ExitCode.NOT_IN_EFFECT
+
+    def _report(self) -> None:
+        assert self._run is not None
+        record = self._run.read()
+        self._say(f"ready after {record.ready_after_s:.1f} s; stages, slowest first:")
+        for line in stage_lines(record.stages):
+            self._say(line)
+        self._say(f"serving {record.model} at {record.url}/v1")
+
+    def _stay(self, tail: EventTail) -> ExitCode:
+        """In the foreground until it ends; Ctrl-C raises through here."""
+        while True:
+            for event in tail.new():
+                self._show(event)
+                if event["event"] in ("dead", "stopped"):
+                    return self._lost()
+            time.sleep(0.2)
+
+
+def _saved_plan(model: str) -> Mapping[str, Any] | None:
+    """The plan in ``model`` when it is a JSON file, else None.
+
+    Raises:
+        UsageError: a JSON file that is no plan.
+    """
+    import json
+
+    if not model.endswith(".json") or not Path(model).is_file():
+        return None
+    try:
+        plan = json.loads(Path(model).read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{model} is not JSON: {error}") from error
+    if not isinstance(plan, dict) or not isinstance(plan.get("command"), list) or "server" not in plan:
+        raise UsageError(
+            f"{model} is no plan: it has no server and command", fix="make one with `forebay plan MODEL --json`"
+        )
+    return plan
+
+
+def _run_name(model: str, server: str) -> str:
+    stem = Path(model).name.removesuffix(".json").removesuffix(".gguf")
+    kept = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in stem).strip("-._")
+    return f"{(kept or 'run').lower()[:40]}-{server}"
+
+
+def _asked(options: UpOptions) -> dict[str, str]:
+    """What verify compares with: only what was really asked for."""
+    asked = {}
+    for key in ("context", "host_cache", "device_cache", "write_policy", "tp"):
+        value = getattr(options, key)
+        if value is not None:
+            asked[key] = str(value)
+    return asked

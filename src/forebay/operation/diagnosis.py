@@ -1,0 +1,28 @@
+"""Why a run died: the doctor's answer in the few words that an event and a terminal need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.machine.interface import Machine
+from forebay.operation.record import Run
+
+__all__ = ["Diagnosis", "diagnose_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A cause code with its evidence lines and the fix."""
+
+    cause: str
+    evidence: tuple[str, ...] = ()
+    fix: str | None = None
+
+    def fields(self) -> dict[str, object]:
+        """As JSON."""
+        return {"cause": self.cause, "cause_evidence": list(self.evidence), "fix": self.fix}
+
+
+def diagnose_run(run: Run, machine: Machine) -> Diagnosis:
+    """The cause of ``run``'s death, from its log, its exit code and what the machine recorded."""
+    return Diagnosis("unknown")

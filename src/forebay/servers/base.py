@@ -1,0 +1,235 @@
+"""What the operator knows of any server: how to start it, what its answers mean, what it counts.
+
+Everything here is a value or a pure function over values; nothing opens a socket or looks at a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from forebay.servers.http import Answer
+from forebay.servers.install import Installation
+
+__all__ = [
+    "Added",
+    "Ask",
+    "Condition",
+    "Counters",
+    "HealthReading",
+    "Launch",
+    "ProcessView",
+    "Role",
+    "Server",
+    "Setting",
+    "StartRequest",
+    "StopHabits",
+    "TokenReading",
+]
+
+
+class Role(StrEnum):
+    """What a process of a server is for. Every role but HELPER is essential: its death is the server's."""
+
+    FRONT = "front"
+    ENGINE = "engine"
+    WORKER = "worker"
+    TRACKER = "tracker"  # multiprocessing's resource tracker: unlinks shared memory when all others are gone
+    HELPER = "helper"
+
+
+class Condition(StrEnum):
+    """What one health answer says."""
+
+    REFUSED = "refused"  # nothing listens
+    STARTING = "starting"
+    UP = "up"
+    UNHEALTHY = "unhealthy"  # it answered, and says it cannot serve
+    SILENT = "silent"  # connected, and no answer within the time given
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReading:
+    """A health answer, read with one server's meaning."""
+
+    condition: Condition
+    evidence: str
+    stage: str | None = None  # where the server itself names its stage (embedded)
+    percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request to send: method, path, JSON body (None for no body), seconds to wait."""
+
+    method: str
+    path: str
+    body: Mapping[str, object] | None = None
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReading:
+    """Whether an answer holds a generated token; with the usage it reports."""
+
+    ok: bool
+    evidence: str
+    text: str = ""
+    prompt_tokens: int | None = None
+    cached: Mapping[str, int] | None = None  # tier -> tokens; None where the server does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What /metrics counts, in one shape for every server; None where it is not there.
+
+    Attributes:
+        tokens: prompt and generated tokens processed so far: moves while the engine works.
+        generated: generated tokens so far.
+        running, waiting, paused: requests now.
+        hits: tier (``device``, ``host``, ``disk``, ``external``) -> prompt tokens taken from it so far.
+        backed_up, loaded_back: tokens written to and read from the lower tiers so far.
+        pools: tier -> capacity in tokens (SGLang: of rank 0).
+        used: tier -> tokens held now.
+    """
+
+    tokens: float | None = None
+    generated: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    paused: float | None = None
+    hits: Mapping[str, float] = field(default_factory=dict)
+    backed_up: float | None = None
+    loaded_back: float | None = None
+    pools: Mapping[str, float] = field(default_factory=dict)
+    used: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        """Requests are in flight."""
+        return bool((self.running or 0) + (self.waiting or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """The little of a process that roles are read from."""
+
+    pid: int
+    ppid: int
+    name: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A flag or variable that Forebay added, and why: said to the user."""
+
+    text: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """What to start, in Forebay's words. Sizes are bytes; None leaves the server's default.
+
+    Attributes:
+        model: a folder, file or name, as the server takes it.
+        gpus: accelerators to use; 0 starts on the CPU.
+        host_cache_bytes: host pool *in total* over the ranks.
+        device_cache_bytes: device pool *per rank*.
+        extra: the user's own flags, in the server's own units; they win over everything above.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 30000
+    served_name: str | None = None
+    gpus: int = 0
+    tp: int = 1
+    context_tokens: int | None = None
+    device_cache_bytes: int | None = None
+    device_cache_tokens: int | None = None
+    host_cache_bytes: int | None = None
+    write_policy: str | None = None
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command ready to run: argv, variables to set on top of the environment, and what Forebay added."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    added: tuple[Added, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StopHabits:
+    """How a server takes being stopped.
+
+    Attributes:
+        repeat_term_s: while loading, one SIGTERM may be ignored: send it again this often.
+        loading_kills_engine: SIGKILL of its engine is the quickest clean abort of a load.
+        engine_term_s: after the front is gone, an engine is given SIGTERM and this long to leave.
+        drain_s: how long a serving front may take to drain before SIGKILL.
+    """
+
+    repeat_term_s: float = 3.0
+    loading_kills_engine: bool = False
+    engine_term_s: float = 8.0
+    drain_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as asked and as in effect, for ``verify``. ``unit`` is printed after both values."""
+
+    name: str
+    asked: str | None
+    effective: str | None
+    evidence: str
+    missing_flag: str | None = None  # the flag that would make it known
+
+
+class Server(Protocol):
+    """One server program."""
+
+    name: str
+    distributions: tuple[str, ...]  # names its package is published under
+    health_path: str
+    health_generates: bool  # its health check itself generates a token
+    stop_habits: StopHabits
+    pause_paths: tuple[str, ...]  # asked when a server that is up does not generate
+
+    def launch(self, request: StartRequest, installation: Installation) -> Launch:
+        """The command for ``request``, evidence flags added.
+
+        Raises:
+            UsageError: something in the request has no flag in this server.
+        """
+
+    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation) -> Launch:
+        """The command of a saved plan, made to run here: this installation's interpreter, evidence flags added."""
+
+    def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
+        """The role of each process of the tree under ``front`` (orphans of it included)."""
+
+    def read_health(self, answer: Answer) -> HealthReading:
+        """The meaning of an answer of ``health_path``."""
+
+    def read_pause(self, answers: Mapping[str, Answer]) -> str | None:
+        """Evidence that generation was paused on request, from the answers of ``pause_paths``; None: it was not, or unknown."""
+
+    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> Ask:
+        """A greedy request of ``tokens`` tokens."""
+
+    def read_token(self, answer: Answer) -> TokenReading:
+        """Whether ``answer`` to ``token_ask`` holds a token."""
+
+    def counters(self, metrics: str) -> Counters:
+        """The counters in the text of /metrics."""
+
+    def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
+        """Asked against effective, from the command line, the server's own report and its counters."""

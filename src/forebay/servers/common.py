@@ -1,0 +1,121 @@
+"""What the three servers share: heads of commands, OpenAI answers, processes that Python starts by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from forebay.machine.interface import HttpFailureKind
+from forebay.servers.base import Ask, Condition, HealthReading, ProcessView, Role, Setting, TokenReading
+from forebay.servers.http import Answer
+
+__all__ = [
+    "completion_ask",
+    "cpu_bind",
+    "environment_path",
+    "flags_of",
+    "read_completion",
+    "refused_or_silent",
+    "setting",
+    "tree_roles",
+]
+
+
+def flags_of(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command's own flags: ``argv`` from its first ``--`` word on (interpreter, module and verbs are the head)."""
+    for index, word in enumerate(argv):
+        if word.startswith("--"):
+            return tuple(argv[index:])
+    return ()
+
+
+def environment_path(first: str, variable: str = "PYTHONPATH") -> str:
+    """``first`` in front of what ``variable`` has."""
+    rest = os.environ.get(variable)
+    return f"{first}{os.pathsep}{rest}" if rest else first
+
+
+def cpu_bind(ranks: int) -> str:
+    """Cores for ``ranks`` CPU ranks in the form both servers read: ranges, ``|`` between ranks (``0-1`` or ``0|1``)."""
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks <= 1:
+        return f"{cores[0]}-{cores[-1]}" if len(cores) == cores[-1] - cores[0] + 1 else ",".join(map(str, cores))
+    share = max(1, len(cores) // ranks)
+    groups = [cores[(rank * share) % len(cores) :][:share] for rank in range(ranks)]
+    return "|".join(",".join(map(str, group)) for group in groups)
+
+
+def completion_ask(model: str | None, prompt: str, tokens: int) -> Ask:
+    """``POST /v1/completions``, greedy."""
+    body: dict[str, object] = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    if model is not None:
+        body["model"] = model
+    return Ask("POST", "/v1/completions", body)
+
+
+def read_completion(answer: Answer) -> TokenReading:
+    """An OpenAI completion: at least one completion token, with what usage says of the cache."""
+    if not answer.ok:
+        return TokenReading(False, answer.describe("POST /v1/completions"))
+    body = answer.json()
+    usage = body.get("usage") if isinstance(body, dict) else None
+    choices = body.get("choices") if isinstance(body, dict) else None
+    if not isinstance(usage, dict) or not isinstance(choices, list) or not choices:
+        return TokenReading(False, "POST /v1/completions answered 200 without usage and choices")
+    generated = usage.get("completion_tokens") or 0
+    prompt = usage.get("prompt_tokens")
+    return TokenReading(
+        ok=generated >= 1,
+        evidence=f"POST /v1/completions: 200, {generated} token in {answer.seconds:.2f} s",
+        text=str(choices[0].get("text", "")),
+        prompt_tokens=prompt if isinstance(prompt, int) else None,
+        cached=_cached(usage.get("prompt_tokens_details")),
+    )
+
+
+def _cached(details: object) -> Mapping[str, int] | None:
+    if not isinstance(details, dict) or not isinstance(details.get("cached_tokens"), int):
+        return None
+    tiers = details.get("cached_tokens_details")
+    if isinstance(tiers, dict):
+        return {tier: count for tier, count in tiers.items() if isinstance(count, int)}
+    return {"any": details["cached_tokens"]}
+
+
+def refused_or_silent(answer: Answer, path: str) -> HealthReading:
+    """The reading of an answer without a status."""
+    condition = Condition.SILENT if answer.failure is HttpFailureKind.TIMEOUT else Condition.REFUSED
+    return HealthReading(condition, answer.describe(path))
+
+
+def tree_roles(
+    processes: Sequence[ProcessView], front: int, titles: Mapping[str, Role], *, every_python: Role | None = None
+) -> dict[int, Role]:
+    """Roles by process title, and by parentage where no title is set yet.
+
+    Args:
+        processes: the tree, orphans included.
+        front: pid of the process that was launched.
+        titles: the beginning of a title -> its role; titles overwrite argv, so model and port are gone from it.
+        every_python: the role of a multiprocessing child that has no title (yet).
+    """
+    roles: dict[int, Role] = {}
+    for process in processes:
+        words = process.command.strip()
+        if process.pid == front:
+            roles[process.pid] = Role.FRONT
+        elif "resource_tracker" in words:
+            roles[process.pid] = Role.TRACKER
+        elif (titled := next((role for title, role in titles.items() if words.startswith(title)), None)) is not None:
+            roles[process.pid] = titled
+        elif every_python is not None and "multiprocessing.spawn" in words:
+            roles[process.pid] = every_python
+        else:
+            roles[process.pid] = Role.HELPER
+    return roles
+
+
+def setting(name: str, asked: str | None, effective: object, evidence: str, missing_flag: str | None = None) -> Setting:
+    """A ``Setting`` with ``effective`` as text; None and an empty string are not known."""
+    text = None if effective is None or effective == "" else str(effective)
+    return Setting(name, asked, text, evidence, missing_flag)

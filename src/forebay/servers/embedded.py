@@ -1,0 +1,156 @@
+"""The embedded server from outside. Its port opens first: /health is 503 with a stage until it is ready, then 200.
+
+It is started as a command line of this environment and never imported: the operator needs no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from forebay.servers.base import (
+    Ask,
+    Condition,
+    Counters,
+    HealthReading,
+    Launch,
+    ProcessView,
+    Role,
+    Setting,
+    StartRequest,
+    StopHabits,
+    TokenReading,
+)
+from forebay.servers.common import (
+    completion_ask,
+    flags_of,
+    read_completion,
+    refused_or_silent,
+    setting,
+    tree_roles,
+)
+from forebay.servers.flags import flag_value
+from forebay.servers.http import Answer
+from forebay.servers.install import Installation
+from forebay.servers.prometheus import parse_metrics
+
+__all__ = ["Embedded"]
+
+_TIERS = ("device", "host", "disk")
+
+
+class Embedded:
+    """``forebay serve``."""
+
+    name = "embedded"
+    distributions: tuple[str, ...] = ("forebay",)
+    health_path = "/health"
+    health_generates = False
+    stop_habits = StopHabits(drain_s=30.0)
+    pause_paths: tuple[str, ...] = ()
+
+    def launch(self, request: StartRequest, installation: Installation) -> Launch:
+        """See ``Server.launch``. Sizes carry their unit; the host cache is one budget for the node."""
+        flags = ["--host", request.host, "--port", str(request.port)]
+        if request.served_name:
+            flags += ["--served-model-name", request.served_name]
+        if request.tp > 1:
+            flags += ["--tp", str(request.tp)]
+        if request.context_tokens is not None:
+            flags += ["--context-length", str(request.context_tokens)]
+        if request.device_cache_bytes is not None:
+            flags += ["--device-cache", f"{request.device_cache_bytes}B"]
+        if request.host_cache_bytes is not None:
+            flags += ["--host-cache", f"{request.host_cache_bytes}B"]
+        if request.write_policy is not None:
+            flags += ["--write-policy", request.write_policy]
+        return Launch((*_head(installation), request.model, *flags, *request.extra), {})
+
+    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation) -> Launch:
+        """See ``Server.adopt``. The head is everything up to ``serve``; the model follows it."""
+        words = list(argv)
+        rest = words[words.index("serve") + 1 :] if "serve" in words else list(flags_of(argv))
+        return Launch((*_head(installation), *rest), dict(env))
+
+    def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
+        """See ``Server.roles``. One worker process a rank, rank 0 with the scheduler."""
+        return tree_roles(processes, front, {"forebay::worker": Role.WORKER}, every_python=Role.WORKER)
+
+    def read_health(self, answer: Answer) -> HealthReading:
+        """200 is up; 503 carries ``stage`` and ``percent`` while it starts."""
+        if answer.status is None:
+            return refused_or_silent(answer, self.health_path)
+        body = answer.json()
+        fields = body if isinstance(body, dict) else {}
+        evidence = answer.describe(self.health_path)
+        if answer.ok:
+            return HealthReading(Condition.UP, evidence)
+        stage, percent = fields.get("stage"), fields.get("percent")
+        starting = answer.status == 503 and isinstance(stage, str)
+        return HealthReading(
+            Condition.STARTING if starting else Condition.UNHEALTHY,
+            f"{evidence}: {answer.text[:200].strip()}",
+            stage if isinstance(stage, str) else None,
+            float(percent) if isinstance(percent, int | float) else None,
+        )
+
+    def read_pause(self, answers: Mapping[str, Answer]) -> str | None:
+        """It cannot be paused."""
+        return None
+
+    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> Ask:
+        """``POST /v1/completions``."""
+        return completion_ask(model, prompt, tokens)
+
+    def read_token(self, answer: Answer) -> TokenReading:
+        """See ``Server.read_token``."""
+        return read_completion(answer)
+
+    def counters(self, metrics: str) -> Counters:
+        """See ``Server.counters``; the names are DESIGN.md's."""
+        read = parse_metrics(metrics)
+        sources = read.by("forebay_prompt_tokens_total", "source")
+        generated = read.total("forebay_generated_tokens_total")
+        moved = read.total("forebay_transfer_bytes_total", to="device")
+        saved = read.total("forebay_transfer_bytes_total", **{"from": "device"})
+        tokens = None if not sources and generated is None else sum(sources.values()) + (generated or 0)
+        pools = {tier: read.total("forebay_tier_tokens", tier=tier, state="capacity") for tier in _TIERS}
+        used = {tier: read.total("forebay_tier_tokens", tier=tier, state="used") for tier in _TIERS}
+        return Counters(
+            tokens=tokens,
+            generated=generated,
+            running=read.total("forebay_requests", state="running"),
+            waiting=read.total("forebay_requests", state="waiting"),
+            hits={tier: count for tier, count in sources.items() if tier in _TIERS},
+            backed_up=saved,
+            loaded_back=moved,
+            pools={tier: count for tier, count in pools.items() if count},
+            used={tier: count for tier, count in used.items() if count is not None},
+        )
+
+    def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
+        """See ``Server.settings``. ``info`` is /server_info with ``asked`` and ``effective``."""
+        effective = (info or {}).get("effective")
+        shown = effective if isinstance(effective, Mapping) else {}
+        rows = []
+        for name, flag, key in _SETTINGS:
+            asked = flag_value(argv, flag)
+            if asked is not None:
+                rows.append(setting(name, asked, shown.get(key), f"/server_info effective.{key}"))
+        return rows
+
+
+_SETTINGS = (
+    ("context tokens", "--context-length", "context_length"),
+    ("page size", "--page-size", "page_size"),
+    ("write policy", "--write-policy", "write_policy"),
+    ("ranks", "--tp", "tp"),
+)
+
+
+def _head(installation: Installation) -> tuple[str, ...]:
+    script = installation.python.parent / "forebay"
+    if script.is_file():
+        return (str(script), "serve")
+    python = str(installation.python or sys.executable)
+    return (python, "-c", "from forebay.cli.main import main; main()", "serve")

@@ -1,0 +1,75 @@
+"""A server that is none of the three: only what OpenAI's API and a health path promise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from forebay.errors import UsageError
+from forebay.servers.base import (
+    Ask,
+    Condition,
+    Counters,
+    HealthReading,
+    Launch,
+    ProcessView,
+    Role,
+    Setting,
+    StartRequest,
+    StopHabits,
+    TokenReading,
+)
+from forebay.servers.common import completion_ask, read_completion, refused_or_silent, tree_roles
+from forebay.servers.http import Answer
+from forebay.servers.install import Installation
+
+__all__ = ["UnknownServer"]
+
+
+class UnknownServer:
+    """Watched, never started."""
+
+    name = "unknown"
+    distributions: tuple[str, ...] = ()
+    health_path = "/health"
+    health_generates = False
+    stop_habits = StopHabits()
+    pause_paths: tuple[str, ...] = ()
+
+    def launch(self, request: StartRequest, installation: Installation) -> Launch:
+        """Never: there is no command to build."""
+        raise UsageError("an unknown server cannot be started", fix="name one with --server")
+
+    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation) -> Launch:
+        """Never, as ``launch``."""
+        raise UsageError("an unknown server cannot be started", fix="name one with --server")
+
+    def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
+        """The listener is the front; nothing is known of the others."""
+        return tree_roles(processes, front, {})
+
+    def read_health(self, answer: Answer) -> HealthReading:
+        """2xx is up. No /health at all (404) is no reason to call it down: the token decides."""
+        if answer.status is None:
+            return refused_or_silent(answer, self.health_path)
+        up = answer.ok or answer.status == 404
+        return HealthReading(Condition.UP if up else Condition.UNHEALTHY, answer.describe(self.health_path))
+
+    def read_pause(self, answers: Mapping[str, Answer]) -> str | None:
+        """No way to ask."""
+        return None
+
+    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> Ask:
+        """``POST /v1/completions``."""
+        return completion_ask(model, prompt, tokens)
+
+    def read_token(self, answer: Answer) -> TokenReading:
+        """See ``Server.read_token``."""
+        return read_completion(answer)
+
+    def counters(self, metrics: str) -> Counters:
+        """None are known."""
+        return Counters()
+
+    def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
+        """None are known."""
+        return []
