@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from forebay.errors import UsageError
@@ -257,29 +258,23 @@ class Dispatch:
 
     async def _feed(self, source: Source, parse: Callable[[RawRow], Row | Malformed]) -> None:
         """Keep about a window of pending rows ready, sorted so that common prefixes lie side by side."""
+        rows = islice(source.rows(), self._settings.limit)
         window: list[Work] = []
-        rows: list[RawRow] = []
         pos = 0
-        for raw in source.rows():
-            if pos + len(rows) == self._settings.limit:
-                break
-            rows.append(raw)
-            if len(rows) == _SLICE_ROWS:
-                window += self._pending(pos, rows, parse)
-                pos += len(rows)
-                rows = []
-                await asyncio.sleep(0)
-                # The first rows go out at once, in small windows: servers need not wait for a large one to be read.
-                if len(window) >= min(self._settings.window_rows, max(_SLICE_ROWS, pos)):
-                    await self._release(window)
-                    window = []
-        window += self._pending(pos, rows, parse)
+        while batch := list(islice(rows, _SLICE_ROWS)):
+            window += self._pending(pos, batch, parse)
+            pos += len(batch)
+            await asyncio.sleep(0)
+            # The first rows go out at once, in small windows: servers need not wait for a large one to be read.
+            if len(window) >= min(self._settings.window_rows, max(_SLICE_ROWS, pos)):
+                await self._release(window)
+                window = []
         await self._release(window)
         self._all_read = True
 
     def _pending(self, pos: int, rows: list[RawRow], parse: Callable[[RawRow], Row | Malformed]) -> list[Work]:
         works = []
-        for entry, raw in zip(self._index.window(pos, pos + len(rows)), rows):
+        for entry, raw in zip(self._index.window(pos, pos + len(rows)), rows, strict=True):
             if entry.state is not None:
                 continue
             row = parse(raw)

@@ -106,6 +106,19 @@ class Index:
         found = self._db.execute("SELECT at, length FROM turns WHERE key = ? ORDER BY turn", (key,))
         return [(at, length) for at, length in found]
 
+    def places_between(self, start: int, stop: int) -> dict[int, list[tuple[int, int]]]:
+        """``turn_places`` of every row at positions ``start`` to ``stop`` (exclusive), by position."""
+        self._flush()
+        found = self._db.execute(
+            "SELECT r.pos, t.at, t.length FROM rows r JOIN turns t ON t.key = r.key "
+            "WHERE r.pos >= ? AND r.pos < ? ORDER BY r.pos, t.turn",
+            (start, stop),
+        )
+        places: dict[int, list[tuple[int, int]]] = {}
+        for pos, at, length in found:
+            places.setdefault(pos, []).append((at, length))
+        return places
+
     def counts(self) -> Counts:
         """Count every row by its key."""
         self._flush()

@@ -26,6 +26,7 @@ from forebay.workload.generate.rows import Malformed, Row, parse_row
 from forebay.workload.generate.settings import GenerateSettings
 from forebay.workload.generate.sources import RawRow, Source, open_source
 from forebay.workload.limits import ConcurrencyLimit
+from forebay.workload.loop import run_async
 
 __all__ = ["Outcome", "run_job"]
 
@@ -84,7 +85,7 @@ def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Sh
         changes: list[str] = []
         interrupted = False
         if before.pending:
-            changes, interrupted = asyncio.run(_generate(settings, source, parse, index, journal, progress, tally))
+            changes, interrupted = run_async(_generate(settings, source, parse, index, journal, progress, tally))
         progress.finish()
         counts = index.counts()
         if interrupted:

@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
@@ -123,19 +124,17 @@ def write_output(
     places.manifest.unlink(missing_ok=True)
     totals = _Totals()
     with _Shards(settings, places) as shards, _Side(places.set_aside) as aside, _Side(places.failed) as failed:
-        for entry, raw, row in _entries(source, parse, index, settings.limit):
-            if entry.state == "ok" and isinstance(row, Row):
-                turns = _turns(index, journal, entry)
-                if len(turns) != len(row.prompts):
-                    raise ForebayError(f"row {entry.pos + 1} ended with {len(turns)} of {len(row.prompts)} turns")
-                shards.write(output_row(output_id(entry.key, row), row, turns))
-                totals.add(turns)
+        for done in _rows_done(source, parse, index, journal, settings.limit):
+            if done.entry.state == "ok" and isinstance(done.row, Row):
+                if len(done.turns) != len(done.row.prompts):
+                    raise ForebayError(f"row {done.entry.pos + 1} ended with {len(done.turns)} turns: a bug in forebay")
+                shards.write(output_row(output_id(done.entry.key, done.row), done.row, done.turns))
+                totals.add(done.turns)
             else:
-                side = failed if entry.state == "failed" else aside
-                turns = _turns(index, journal, entry)
-                side.write(_unfinished(entry, raw, row, turns))
-                totals.reasons[_reason_kind(entry.why)] += entry.state != "failed"
-                totals.gates.update(gate for turn in turns for gate in turn.g)
+                failure = done.entry.state == "failed"
+                (failed if failure else aside).write(_unfinished(done))
+                totals.reasons[_reason_kind(done.entry.why)] += not failure
+                totals.gates.update(gate for turn in done.turns for gate in turn.g)
     seen = Counts(totals.rows + aside.rows + failed.rows, totals.rows, aside.rows, failed.rows, 0, counts.orphans)
     if seen != counts:
         raise ForebayError(f"rows written do not add up, which is a bug in forebay: {seen} instead of {counts}")
@@ -271,39 +270,47 @@ class _Side:
         return None
 
 
-def _entries(
-    source: Source, parse: Callable[[RawRow], Row | Malformed], index: Index, limit: int | None
-) -> Iterator[tuple[Entry, RawRow, Row | Malformed]]:
-    """Input and index side by side, in input order."""
-    rows: list[RawRow] = []
-    pos = 0
-    for raw in source.rows():
-        if pos + len(rows) == limit:
-            break
-        rows.append(raw)
-        if len(rows) == _SLICE_ROWS:
-            yield from ((entry, raw, parse(raw)) for entry, raw in zip(index.window(pos, pos + len(rows)), rows))
-            pos += len(rows)
-            rows = []
-    yield from ((entry, raw, parse(raw)) for entry, raw in zip(index.window(pos, pos + len(rows)), rows))
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """One input row with all that became of it."""
+
+    entry: Entry
+    raw: RawRow
+    row: Row | Malformed
+    turns: list[Record]
 
 
-def _turns(index: Index, journal: Journal, entry: Entry) -> list[Record]:
-    if not entry.turns:
-        return []
-    return [read_record(journal.fd, at, length) for at, length in index.turn_places(entry.key)]
+def _rows_done(
+    source: Source,
+    parse: Callable[[RawRow], Row | Malformed],
+    index: Index,
+    journal: Journal,
+    limit: int | None,
+) -> Iterator[_Done]:
+    """Input, index and journal side by side, in input order."""
+    rows = islice(source.rows(), limit)
+    start = 0
+    while batch := list(islice(rows, _SLICE_ROWS)):
+        stop = start + len(batch)
+        places = index.places_between(start, stop)
+        for entry, raw in zip(index.window(start, stop), batch, strict=True):
+            turns = [read_record(journal.fd, at, length) for at, length in places.get(entry.pos, ())]
+            yield _Done(entry, raw, parse(raw), turns)
+        start = stop
 
 
-def _unfinished(entry: Entry, raw: RawRow, row: Row | Malformed, turns: list[Record]) -> dict[str, Any]:
+def _unfinished(done: _Done) -> dict[str, Any]:
+    entry, raw, row = done.entry, done.raw, done.row
     record: dict[str, Any] = {
         "id": output_id(entry.key, row) if isinstance(row, Row) else row.row_id,
         "input_row": entry.pos + 1,
         "status": entry.state,
         "reason": entry.why,
     }
-    if turns:
+    if done.turns:
         record["answers"] = [
-            {"content": t.c, "reasoning_content": t.r, "finish_reason": t.f, "gates": t.g} for t in turns
+            {"content": turn.c, "reasoning_content": turn.r, "finish_reason": turn.f, "gates": turn.g}
+            for turn in done.turns
         ]
     record["input"] = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     return record

@@ -1,0 +1,85 @@
+"""Kills at any moment: the output is that of an unbroken run, byte for byte, and no finished turn was asked for twice."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from workload_processes import NullServer, finished, forebay, write_conversations
+
+from forebay.workload.generate.journal import scan
+
+
+def _files(output: Path) -> dict[str, bytes]:
+    """Everything a user sees of an output."""
+    stem = output.with_suffix("").name
+    return {
+        path.name.replace(stem, "X"): path.read_bytes() for path in output.parent.glob(f"{stem}.*") if path.is_file()
+    }
+
+
+def _size(journal: Path) -> int:
+    return journal.stat().st_size if journal.exists() else 0
+
+
+def _run_with_kills(
+    rows: Path, output: Path, server: NullServer, kills: int, stretch: int, seed: int, options: list[str]
+) -> None:
+    """Kill client or server ``kills`` times, each after up to ``stretch`` bytes of progress, then let it finish."""
+    chosen = random.Random(seed)
+    journal = output.with_name(output.name + ".journal") / "journal.log"
+    command = ["generate", str(rows), "-o", str(output), "-s", server.url, *options]
+    client = forebay(*command)
+    for _ in range(kills):
+        aim = _size(journal) + chosen.randint(0, stretch)
+        while _size(journal) < aim and client.poll() is None:
+            time.sleep(0.005)
+        time.sleep(chosen.random() * 0.05)
+        assert client.poll() is None, "every kill must meet a run at work"
+        if chosen.random() < 0.5:
+            server.kill()
+            server.restart()
+        else:
+            client.kill()
+            client.communicate()
+            client = forebay(*command)
+    for _ in range(10):
+        code, _, errors = finished(client)
+        if code == 0:
+            return
+        assert code == 9, errors  # rows whose server was killed too often failed; they are tried again
+        client = forebay(*command)
+    pytest.fail("the run never ended with every row")
+
+
+def _exactly_once(tmp_path: Path, *, conversations: int, kills: int, seed: int, delay: str) -> None:
+    rows = tmp_path / "rows.jsonl"
+    write_conversations(rows, conversations, seed=seed)
+    options = ["--max-tokens", "8", "--concurrency", "8", "--server-wait", "60"]
+    server = NullServer("--token-s", delay, "--cache-blocks", "10000")
+    try:
+        whole = tmp_path / "whole.jsonl"
+        assert finished(forebay("generate", str(rows), "-o", str(whole), "-s", server.url, *options))[0] == 0
+        broken = tmp_path / "broken.jsonl"
+        stretch = int(0.8 * _size(tmp_path / "whole.jsonl.journal" / "journal.log") / kills)
+        _run_with_kills(rows, broken, server, kills, stretch, seed, options)
+    finally:
+        server.kill()
+    expected, found = _files(whole), _files(broken)
+    assert len(expected["X.jsonl"].splitlines()) > conversations * 0.9
+    expected["X.manifest.json"] = expected["X.manifest.json"].replace(b"whole.jsonl", b"broken.jsonl")
+    assert found == expected
+    asked = [(record.k, record.t) for _, _, record in scan(tmp_path / "broken.jsonl.journal" / "journal.log") if record]
+    turns = [pair for pair in asked if pair[1] >= 0]
+    assert len(turns) == len(set(turns))
+
+
+def test_twenty_kills_over_two_hundred_conversations_change_nothing(tmp_path: Path) -> None:
+    _exactly_once(tmp_path, conversations=200, kills=20, seed=6, delay="0.006")
+
+
+@pytest.mark.soak
+def test_three_hundred_kills_over_five_thousand_conversations_change_nothing(tmp_path: Path) -> None:
+    _exactly_once(tmp_path, conversations=5000, kills=300, seed=7, delay="0.02")

@@ -1,0 +1,100 @@
+"""Gates: which answers are unfit, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.workload.answers import Answer
+from forebay.workload.failures import FailureKind, RequestFailure
+from forebay.workload.generate.gates import Action, Gate, GatePolicy, check_answer, repeats
+from forebay.workload.generate.rows import Row
+from forebay.workload.generate.settings import GenerateSettings, Sampling
+from forebay.workload.generate.turns import Turn, Work, ask_turn
+
+_POLICY = GatePolicy.default()
+
+
+def _answer(content: str, finish: str = "stop", reasoning: str | None = None) -> Answer:
+    return Answer(content, reasoning, finish, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gates"),
+    [
+        (_answer("fine"), []),
+        (_answer(" \n"), [Gate.EMPTY]),
+        (_answer("cut", "length"), [Gate.TRUNCATED]),
+        (_answer("<think>hm"), [Gate.UNCLOSED_REASONING]),
+        (_answer("<think>hm</think>yes"), []),
+        (_answer("", "length", "hm hm"), [Gate.UNCLOSED_REASONING, Gate.TRUNCATED]),
+        (_answer("", "stop", "hm"), [Gate.EMPTY]),
+        (_answer("and so on " * 40), [Gate.REPEATING]),
+        (_answer("yes", "stop", "wait, " * 60), [Gate.REPEATING]),
+    ],
+)
+def test_each_gate_sees_its_fault(answer: Answer, gates: list[Gate]) -> None:
+    assert check_answer(answer, _POLICY) == gates
+
+
+@given(st.text(min_size=1, max_size=40), st.text(max_size=300))
+def test_a_unit_many_times_over_is_a_loop_whatever_came_before(unit: str, before: str) -> None:
+    times = max(12, 400 // len(unit) + 1)
+    assert repeats(before + unit * times)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=60, max_size=200, unique=True))
+def test_text_that_goes_on_saying_new_things_is_no_loop(numbers: list[int]) -> None:
+    assert not repeats(" ".join(f"step {number}" for number in numbers))
+
+
+def _ask(
+    answers: list[Answer | RequestFailure], policy: GatePolicy, temperature: float = 0.0
+) -> tuple[Turn, list[int]]:
+    settings = GenerateSettings(Path("in"), Path("out"), (), Sampling(max_tokens=10, temperature=temperature), policy)
+    asked: list[int] = []
+
+    async def chat(body: dict[str, Any]) -> Answer:
+        asked.append(body["max_tokens"])
+        answer = answers[len(asked) - 1]
+        if isinstance(answer, RequestFailure):
+            raise answer
+        return answer
+
+    work = Work(bytes(16), Row(bytes(16), None, (), ("q",)))
+    return asyncio.run(ask_turn(settings, "m", work, chat)), asked
+
+
+_RETRY = replace(_POLICY, actions=dict.fromkeys(Gate, Action.RETRY))
+
+
+def test_a_cut_answer_is_asked_again_with_twice_the_tokens_until_it_ends() -> None:
+    turn, asked = _ask([_answer("a", "length"), _answer("b", "length"), _answer("c")], _RETRY)
+    assert (turn.answer.content, turn.set_aside, turn.attempts, asked) == ("c", None, 3, [10, 20, 40])
+
+
+def test_retries_end_in_setting_aside() -> None:
+    turn, asked = _ask([_answer("a", "length")] * 3, _RETRY)
+    assert (turn.set_aside, asked) == (Gate.TRUNCATED, [10, 20, 40])
+
+
+def test_a_longer_retry_that_the_server_refuses_leaves_the_answer_before_it() -> None:
+    turn, _ = _ask([_answer("a", "length"), RequestFailure(FailureKind.REFUSED, "too long")], _RETRY)
+    assert (turn.answer.content, turn.set_aside) == ("a", Gate.TRUNCATED)
+
+
+def test_asking_again_the_same_way_is_no_retry() -> None:
+    """At temperature 0 an empty answer stays empty: it is set aside at once; a sampled one is asked again."""
+    assert _ask([_answer("")], _RETRY)[1] == [10]
+    assert _ask([_answer(""), _answer("yes")], _RETRY, temperature=1.0)[1] == [10, 10]
+
+
+def test_kept_faults_are_still_recorded() -> None:
+    turn, _ = _ask([_answer("a", "length")], replace(_POLICY, actions=dict.fromkeys(Gate, Action.KEEP)))
+    assert (turn.set_aside, turn.gates) == (None, [Gate.TRUNCATED])
