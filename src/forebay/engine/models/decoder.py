@@ -63,6 +63,7 @@ class Decoder:
     Args:
         build: the context.
         rope: the rotary settings of each layer group.
+        rope_dtype: of the rotary tables; None: the model's.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Decoder:
         head: Head,
         final_norm: torch.Tensor,
         eps: float,
+        rope_dtype: torch.dtype | None = None,
     ) -> None:
         self.groups = build.groups
         self.vocab_size = head.vocab_size
@@ -83,7 +85,7 @@ class Decoder:
         self.embedding, self.head = embedding, head
         self.final_norm, self.eps = final_norm, eps
         self._backend = build.backend
-        self._dtype = build.dtype
+        self._rope_dtype = rope_dtype or build.dtype
         hidden = final_norm.shape[0]
         ws = build.workspace
         self._x = ws.register("x", (hidden,), build.dtype)
@@ -91,7 +93,7 @@ class Decoder:
         self._picked = ws.register("picked", (hidden,), build.dtype)
 
     def bind(self, pool: DevicePool, max_positions: int) -> None:
-        tables = [rope_tables(rope, max_positions, self._dtype) for rope in self.rope]
+        tables = [rope_tables(rope, max_positions, self._rope_dtype) for rope in self.rope]
         for index, group in enumerate(self.groups):
             for layer, pools in zip(group.layers, pool.tensors[index]):
                 self.layers[layer].attention.bind(pools, tables[index])

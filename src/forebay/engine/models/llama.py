@@ -12,8 +12,8 @@ from forebay.engine.models.attention import Attention, AttentionShape, QKNorm
 from forebay.engine.models.decoder import Decoder, Layer
 from forebay.engine.models.mlp import GatedMLP, activation_of
 from forebay.engine.models.parts import Build, Embedding, Head, Step
+from forebay.engine.models.ranks import check_ranks
 from forebay.engine.runtime.rotary import RopeSettings, rope_settings
-from forebay.engine.runtime.weights import shard
 
 __all__ = ["LlamaConfig", "build_llama", "read_llama_config"]
 
@@ -50,11 +50,8 @@ def read_llama_config(config: Mapping[str, Any], *, tp: int = 1) -> LlamaConfig:
     kv_heads = int(config.get("num_key_value_heads") or heads)
     layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
     head_dim = int(config.get("head_dim") or hidden // heads)
-    shard(heads, 0, tp, what="attention heads")
-    if kv_heads >= tp:
-        shard(kv_heads, 0, tp, what="KV heads")
-    else:
-        shard(tp, 0, kv_heads, what="ranks over the KV heads")
+    intermediate = int(config.get("intermediate_size") or 0)
+    check_ranks(tp, heads=heads, kv_heads=kv_heads, widths={"MLP columns": intermediate})
     activation_of(config.get("hidden_act", "silu"))
     return LlamaConfig(
         vocab_size=int(config["vocab_size"]),
@@ -63,7 +60,7 @@ def read_llama_config(config: Mapping[str, Any], *, tp: int = 1) -> LlamaConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=int(config.get("intermediate_size") or 0),
+        intermediate=intermediate,
         eps=float(config.get("rms_norm_eps", 1e-6)),
         activation=config.get("hidden_act", "silu"),
         tied=bool(config.get("tie_word_embeddings", False)),

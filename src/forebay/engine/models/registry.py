@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.engine.models.decoder import Model
+from forebay.engine.models.deepseek import build_deepseek, read_deepseek_v2, read_deepseek_v3
+from forebay.engine.models.gemma3 import Gemma3Config, Gemma3Decoder, read_gemma3_config
 from forebay.engine.models.llama import LlamaConfig, build_llama, read_llama_config
+from forebay.engine.models.moe_llama import build_mixtral, build_qwen3_moe, read_mixtral, read_qwen3_moe
 from forebay.engine.models.parts import Build
 from forebay.errors import UsageError
 
@@ -35,13 +38,29 @@ def _qwen3(build: Build, config: LlamaConfig) -> Model:
     return build_llama(build, config, qk_norm=True)
 
 
+def _gemma3(build: Build, config: Gemma3Config) -> Model:
+    return Gemma3Decoder(build, config)
+
+
 _LLAMA = Architecture(read_llama_config, _llama)
+_GEMMA3 = Architecture(read_gemma3_config, _gemma3)
+_DEEPSEEK_V3 = Architecture(read_deepseek_v3, build_deepseek)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
     "Qwen2ForCausalLM": _LLAMA,
     "Qwen3ForCausalLM": Architecture(read_llama_config, _qwen3),
+    "Qwen3MoeForCausalLM": Architecture(read_qwen3_moe, build_qwen3_moe),
+    "MixtralForCausalLM": Architecture(read_mixtral, build_mixtral),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "DeepseekV2ForCausalLM": Architecture(read_deepseek_v2, build_deepseek),
+    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
+    "KimiK2ForCausalLM": _DEEPSEEK_V3,
+    # Kimi-K2.5 is published under the first name; transformers saves it under the second.
+    "KimiK25ForConditionalGeneration": _DEEPSEEK_V3,
+    "Kimi_K25ForConditionalGeneration": _DEEPSEEK_V3,
 }
 
 

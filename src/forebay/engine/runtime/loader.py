@@ -121,9 +121,7 @@ def load(
         checkpoint,
         backend,
         inspected.dtype,
-        prefix=_prefix_of(checkpoint),
-        rank=comm.rank,
-        tp=comm.size,
+        comm=comm,
         progress=progress,
     )
     workspace = Workspace()
@@ -140,12 +138,3 @@ def _dtype_of(config: Mapping[str, Any], asked: str) -> torch.dtype:
     if found is None:
         raise UsageError(f"--dtype {asked} is not one Forebay has", fix=f"use auto, {' or '.join(_DTYPES)}")
     return found
-
-
-def _prefix_of(checkpoint: Checkpoint) -> str:
-    """What comes before ``model.embed_tokens.weight``: nothing, or ``language_model.`` in a multimodal checkpoint."""
-    tail = "model.embed_tokens.weight"
-    found = [name for name in checkpoint.names() if name == tail or name.endswith(f".{tail}")]
-    if len(found) != 1:
-        raise UsageError(f"{checkpoint.folder} has {len(found)} tensors named {tail}", fix="check the checkpoint")
-    return found[0].removesuffix(tail)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from forebay.engine.runtime.checkpoint import Checkpoint, Progress
+from forebay.engine.runtime.comm import Comm
 from forebay.engine.runtime.kernels.interface import KernelBackend, PackedLinear
 from forebay.engine.runtime.quant import QuantScheme, read_quantized, scheme_of
 from forebay.errors import UsageError
@@ -28,12 +29,10 @@ class LinearPart:
     Args:
         name: the module's name, without ``.weight``.
         rows: output rows [a, b) that this rank keeps; None: all.
-        order: a permutation of the kept rows; None: as they are.
     """
 
     name: str
     rows: Range | None = None
-    order: torch.Tensor | None = None
 
 
 def shard(count: int, rank: int, tp: int, *, what: str) -> Range:
@@ -55,10 +54,13 @@ class Weights:
 
     Args:
         checkpoint: the tensors.
-        prefix: before every name (``model.``-less), such as ``language_model.`` in a multimodal checkpoint.
         backend: whose layout linears are packed into.
         dtype: the model's dtype.
+        comm: which rank we are, of how many.
         progress: called after each tensor with bytes read and in total.
+
+    Names are those of a plain causal language model (``model.layers.0...``, ``lm_head``); in a multimodal checkpoint they
+    are found under its language model's prefix.
     """
 
     def __init__(
@@ -67,26 +69,24 @@ class Weights:
         backend: KernelBackend,
         dtype: torch.dtype,
         *,
-        prefix: str = "",
-        rank: int = 0,
-        tp: int = 1,
+        comm: Comm,
         progress: Progress | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.backend = backend
         self.dtype = dtype
-        self.prefix = prefix
-        self.rank = rank
-        self.tp = tp
+        self.rank, self.tp = comm.rank, comm.size
+        self._body, self._head = _prefixes(checkpoint)
         self.nbytes = 0
         """Bytes of this rank's weights so far, as packed."""
         self._progress = progress
-        self._total = sum(e.nbytes for name, e in checkpoint.entries.items() if name.startswith(prefix))
+        ours = (self._body, f"{self._head}lm_head.")
+        self._total = sum(e.nbytes for name, e in checkpoint.entries.items() if name.startswith(ours))
         self._done = 0
         self._counted: set[str] = set()
 
     def has(self, name: str) -> bool:
-        return self.prefix + name in self.checkpoint
+        return self._full(name) in self.checkpoint
 
     def tensor(
         self, name: str, *, rows: Range | None = None, cols: Range | None = None, dtype: torch.dtype | None = None
@@ -98,7 +98,7 @@ class Weights:
 
     def read(self, name: str, *, rows: Range | None = None, cols: Range | None = None) -> torch.Tensor:
         """As ``Checkpoint.read``, with the prefix and the progress."""
-        full = self.prefix + name
+        full = self._full(name)
         tensor = self.checkpoint.read(full, rows=rows, cols=cols)
         if full not in self._counted:
             self._counted.add(full)
@@ -108,11 +108,11 @@ class Weights:
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.checkpoint[self.prefix + name].shape
+        return self.checkpoint[self._full(name)].shape
 
     def scheme(self, module: str) -> QuantScheme | None:
         """How ``module``'s weight is stored; None: dense."""
-        return scheme_of(self.checkpoint, self.prefix + module)
+        return scheme_of(self.checkpoint, self._full(module))
 
     def linear(self, parts: Sequence[LinearPart], *, cols: Range | None = None, bias: bool = True) -> PackedLinear:
         """One packed linear of the parts' rows, one below the other.
@@ -140,8 +140,11 @@ class Weights:
             weight = self.read(f"{part.name}.weight", rows=part.rows, cols=cols)
         else:
             weight = read_quantized(self.read, self.shape, scheme, part.name, part.rows, cols).dense()
-        weight = weight.to(self.dtype)
-        return weight if part.order is None else weight[part.order]
+        return weight.to(self.dtype)
+
+    def _full(self, name: str) -> str:
+        """The checkpoint's name for ours."""
+        return self._body + name[len("model.") :] if name.startswith("model.") else self._head + name
 
     def _fused_weight(self, parts: Sequence[LinearPart], cols: Range | None) -> torch.Tensor:
         if len(parts) == 1:
@@ -161,8 +164,7 @@ class Weights:
         biases = []
         for part in parts:
             if self.has(f"{part.name}.bias"):
-                bias = self.read(f"{part.name}.bias", rows=part.rows).to(self.dtype)
-                biases.append(bias if part.order is None else bias[part.order])
+                biases.append(self.read(f"{part.name}.bias", rows=part.rows).to(self.dtype))
             else:
                 biases.append(torch.zeros(_count(part.rows, self.shape(f"{part.name}.weight")[0]), dtype=self.dtype))
         return torch.cat(biases)
@@ -172,16 +174,28 @@ class Weights:
     ) -> PackedLinear:
         read = [read_quantized(self.read, self.shape, scheme, p.name, p.rows, cols) for p in parts]
         fused_bias = self._fused_bias(parts, bias)
-        plain = fused_bias is None and all(p.order is None for p in parts)
-        if plain and (len(read) == 1 or all(scheme.can_stack(part.shape[0]) for part in read[:-1])):
+        stackable = len(read) == 1 or all(scheme.can_stack(part.shape[0]) for part in read[:-1])
+        if fused_bias is None and stackable:
             tensors = {key: torch.cat([part.tensors[key] for part in read]) for key in read[0].tensors}
             shape = (sum(part.shape[0] for part in read), read[0].shape[1])
             return self.backend.pack_quantized(scheme.kernel, tensors, shape)
-        # A bias, permuted rows or scale blocks that straddle two parts: no packed form, so this one linear is dense.
-        dense = [part.dense().to(self.dtype) for part in read]
-        ordered = [d if p.order is None else d[p.order] for d, p in zip(dense, parts)]
-        return self.backend.pack_linear(torch.cat(ordered), fused_bias)
+        # A bias, or scale blocks that straddle two parts: there is no packed form, so this one linear is dense.
+        return self.backend.pack_linear(torch.cat([part.dense().to(self.dtype) for part in read]), fused_bias)
 
 
 def _count(span: Range | None, size: int) -> int:
     return size if span is None else span[1] - span[0]
+
+
+def _prefixes(checkpoint: Checkpoint) -> tuple[str, str]:
+    """What stands for ``model.`` in this checkpoint, and what comes before ``lm_head``.
+
+    ``model.`` and nothing; in multimodal checkpoints ``language_model.model.`` and ``language_model.`` (as published), or
+    ``model.language_model.`` and nothing (as transformers saves them).
+    """
+    tail = "embed_tokens.weight"
+    found = [name.removesuffix(tail) for name in checkpoint.names() if name.endswith(f".{tail}")]
+    if len(found) != 1:
+        raise UsageError(f"{checkpoint.folder} has {len(found)} tensors named *.{tail}, one is needed")
+    body = found[0]
+    return body, body.removesuffix("model.") if body == "model." or body.endswith(".model.") else ""

@@ -31,6 +31,7 @@ class Workspace:
     def __init__(self) -> None:
         self._buffers: dict[str, _Buffer] = {}
         self._derived: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {}
+        self._constants: dict[str, Callable[[int], torch.Tensor]] = {}
         self._memory: dict[str, torch.Tensor] = {}
         self._views: dict[int, Views] = {}
 
@@ -46,6 +47,11 @@ class Workspace:
         self._derived[name] = (source, view)
         return name
 
+    def constant(self, name: str, make: Callable[[int], torch.Tensor]) -> str:
+        """Declare a tensor that depends on the number of rows only and is never written."""
+        self._constants[name] = make
+        return name
+
     def views(self, rows: int) -> Views:
         """All registered tensors at ``rows`` rows, made when first asked for. Contents are what the last step left."""
         found = self._views.get(rows)
@@ -59,6 +65,9 @@ class Workspace:
         derived = self._derived.get(key)
         if derived is not None:
             return derived[1](views[derived[0]])
+        make = self._constants.get(key)
+        if make is not None:
+            return make(views.rows)
         buffer = self._buffers[key]
         count = views.rows * buffer.factor * math.prod(buffer.shape)
         memory = self._memory.get(key)

@@ -1,0 +1,65 @@
+"""Logits and greedy tokens of every architecture against transformers, on tiny checkpoints in the real formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from driving import assert_within_rounding, runner_for, teacher_forced
+from tiny_models import KINDS, VOCAB, load_reference, make_tiny
+
+pytestmark = pytest.mark.engine
+
+PROMPT, TOTAL = 40, 56
+
+
+def reference_run(folder: Path, dtype: torch.dtype) -> tuple[list[int], torch.Tensor]:
+    """The reference's own greedy tokens after a random prompt, and its logits before each of them."""
+    model = load_reference(folder, dtype)
+    torch.manual_seed(3)
+    ids = torch.randint(4, VOCAB, (1, PROMPT))
+    with torch.inference_mode():
+        made = model.generate(ids, max_new_tokens=TOTAL - PROMPT, do_sample=False, eos_token_id=VOCAB, pad_token_id=0)
+        logits = model(made).logits[0].float()
+    return made[0].tolist(), logits[PROMPT - 1 : -1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fp32_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    folder = make_tiny(kind, tmp_path / kind, dtype=torch.float32)
+    tokens, reference = reference_run(folder, torch.float32)
+    ours = teacher_forced(runner_for(folder), tokens, PROMPT, chunk=17)
+    torch.testing.assert_close(ours, reference, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_greedy_tokens_are_those_of_transformers_within_rounding(kind: str, tmp_path: Path) -> None:
+    folder = make_tiny(kind, tmp_path / kind, decisive=True)
+    tokens, reference = reference_run(folder, torch.bfloat16)
+    ours = teacher_forced(runner_for(folder), tokens, PROMPT, chunk=17)
+    assert_within_rounding(ours, reference)
+    assert float((ours - reference).abs().median()) < 0.02, "logits are off by more than bf16 explains"
+
+
+ROPES = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rotary_scalings_give_transformers_logits(rope: str, tmp_path: Path) -> None:
+    parameters = {"rope_theta": 10000.0, **ROPES[rope]}
+    folder = make_tiny("llama", tmp_path / rope, dtype=torch.float32, rope_parameters=parameters)
+    tokens, reference = reference_run(folder, torch.float32)
+    ours = teacher_forced(runner_for(folder), tokens, PROMPT, chunk=17)
+    torch.testing.assert_close(ours, reference, rtol=2e-4, atol=2e-4)

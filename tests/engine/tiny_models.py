@@ -1,0 +1,231 @@
+"""Tiny random checkpoints in the real formats, from transformers' own configuration and model classes.
+
+``make_tiny(kind, folder)`` writes config.json, model.safetensors and a tokenizer; it is what other tests of the engine use too. Weights
+are wide enough that logits are well apart, and norms and biases are not the neutral ones that a bug could hide behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB = 512
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "tie_word_embeddings": False,
+}
+_MLA: dict[str, Any] = {
+    **{k: v for k, v in _BASE.items() if k != "head_dim"},
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.8,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 128,
+    },
+}
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", _BASE),
+    "llama_tied_bias": (
+        "LlamaForCausalLM",
+        {**_BASE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "mistral": ("MistralForCausalLM", {**_BASE, "sliding_window": 24}),
+    "qwen2": ("Qwen2ForCausalLM", {k: v for k, v in _BASE.items() if k != "head_dim"}),
+    "qwen2_window": (
+        "Qwen2ForCausalLM",
+        {
+            **{k: v for k, v in _BASE.items() if k != "head_dim"},
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3": ("Qwen3ForCausalLM", _BASE),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            **_BASE,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [0],
+        },
+    ),
+    "mixtral": ("MixtralForCausalLM", {**_BASE, "num_local_experts": 8, "num_experts_per_tok": 2}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {
+            **_BASE,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        {**_MLA, "topk_method": "group_limited_greedy", "q_lora_rank": None, "norm_topk_prob": False},
+    ),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _MLA),
+    "kimi_k25": ("DeepseekV3ForCausalLM", _MLA),
+}
+
+
+def make_tiny(
+    kind: str,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    decisive: bool = False,
+    **overrides: Any,
+) -> Path:
+    """Write a tiny checkpoint.
+
+    Args:
+        kind: a key of ``KINDS``.
+        folder: made if need be.
+        dtype: of the stored weights.
+        seed: of the weights.
+        decisive: lean the head towards one token after each, as training does, so that the two best logits are seldom within
+            rounding of each other and a mixture's expert that flips on a rounding does not change the choice.
+        overrides: config fields to change.
+    """
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    class_name, settings = KINDS[kind]
+    settings = {**settings, **overrides}
+    torch.manual_seed(seed)
+    model_class = getattr(transformers, class_name)
+    model = model_class(model_class.config_class(**settings))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(0.0 if name.endswith("bias") or kind == "gemma3" else 1.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
+        if decisive and not model.config.tie_word_embeddings:
+            model.lm_head.weight.add_(model.get_input_embeddings().weight.roll(1, 0))
+    model.to(dtype).save_pretrained(folder)
+    if kind == "kimi_k25":
+        _wrap_as_kimi(transformers, folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def load_reference(folder: Path, dtype: torch.dtype) -> Any:
+    """transformers' model of a tiny checkpoint, for eager comparison; Kimi-K2.5's is its language model."""
+    import transformers
+
+    text_only = folder / "text"
+    source = text_only if text_only.exists() else folder
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    return model.eval()
+
+
+def _wrap_as_kimi(transformers: Any, folder: Path) -> None:
+    """Turn a DeepSeek-V3 checkpoint into one of Kimi-K2.5's form; the plain one stays in ``text`` as the reference.
+
+    As published: the language model under ``language_model.``, a vision tower and projector beside it, and the architecture's name
+    in config.json. (transformers 5.19 would save the text layers as ``blocks``, which no published checkpoint does.)
+    """
+    from safetensors.torch import load_file, save_file
+
+    text = folder / "text"
+    text.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).rename(text / name)
+    tensors = {f"language_model.{name}": value for name, value in load_file(text / "model.safetensors").items()}
+    tensors["vision_tower.patch_embed.proj.weight"] = torch.zeros(32, 3, 14, 14, dtype=torch.bfloat16)
+    tensors["mm_projector.proj.0.weight"] = torch.zeros(32, 32, dtype=torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors")
+    text_config = json.loads((text / "config.json").read_text())
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.Kimi_K25Config(
+        text_config=dict(text_config), vision_config=vision, projection_hidden_size=32, tie_word_embeddings=False
+    ).save_pretrained(folder)
+
+    def publish(config: dict[str, Any]) -> None:
+        config["architectures"] = ["KimiK25ForConditionalGeneration"]
+        config["text_config"]["model_type"] = "kimi_k2"
+
+    edit_config(folder, publish)
+
+
+def edit_config(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change config.json in place."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    edit(config)
+    path.write_text(json.dumps(config))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer with ``VOCAB`` ids and a chat template, trained on a few words."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["<|endoftext|>", "<|im_end|>", "<|pad|>", "<|im_start|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words = ["water", "basin", "turbine", "wheel", "river", "gate", "level", "page", "tier", "rank", "batch", "step", "token", "cache", "pool", "night"]
+    tokenizer.train_from_iterator([f"{a} {b} the {c}" for a in words for b in words for c in words], trainer)
+    for spare in range(VOCAB - tokenizer.get_vocab_size()):
+        tokenizer.add_tokens([f"<spare_{spare}>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|pad|>",
+        "chat_template": template,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
