@@ -15,6 +15,13 @@ _DIALECT_WEIGHT = 3
 _MARKS = (
     (
         "sglang",
+        2,
+        re.compile(
+            r"\b(?:load_snapshot|tokenizer_manager|detokenizer_manager|flashinfer_backend|schedule_batch|cache_controller)\.py\b"
+        ),
+    ),
+    (
+        "sglang",
         5,
         re.compile(
             r"\bsglang/srt/|\bsglang::|\bsglang serve\b|sglang\.launch_server|\bsgl_kernel\b|\bSGLANG_[A-Z]|sgl_shm_mm_"

@@ -1,0 +1,162 @@
+"""Did the server come up, was it stopped, did it fail: and which lines can then be a cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from forebay.causes import Cause
+from forebay.operation.doctor.records import Evidence
+from forebay.operation.doctor.rule import pattern
+from forebay.operation.doctor.transcript import Transcript
+from forebay.servers.grammar.common import EXCEPTION
+
+__all__ = ["Life", "Outcome", "read_life"]
+
+_ANNOUNCED = pattern(r"^Application startup complete\.")
+_ENDED = pattern(
+    r"^(?:Finished server process|Application shutdown complete|Shutting down)|\[shutdown\] API server: shutdown triggered"
+)
+_SELF_KILL = pattern(r"kill_process_tree called: .*include_parent=True")
+_LATE_ERROR_LINES = 60
+
+
+class Outcome(StrEnum):
+    """What the log shows of the end."""
+
+    FAILED = "failed"  # something was lost that the log itself calls fatal, or a start ended in an exception
+    STOPPED = "stopped"  # it was asked to stop
+    OPEN = "open"  # neither
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The answer, and which entries may be causes of it."""
+
+    transcript: Transcript
+    outcome: Outcome
+    came_up: bool | None
+    words: str
+    evidence: tuple[Evidence, ...] = ()
+    rules_out: tuple[tuple[Cause, str], ...] = field(default=())
+    up_index: int | None = None
+
+    def counts(self, index: int) -> bool:
+        """Whether an error at ``index`` can be why the server failed."""
+        transcript = self.transcript
+        if transcript.stop is not None and index >= transcript.stop and not self._lost_before_stop():
+            return False
+        if self.outcome is Outcome.STOPPED:
+            return False
+        if self.outcome is Outcome.OPEN and self.came_up:
+            return False
+        return not transcript.survived(index)
+
+    def _lost_before_stop(self) -> bool:
+        fatal, stop = self.transcript.fatal, self.transcript.stop
+        return fatal is not None and stop is not None and fatal < stop
+
+
+def read_life(transcript: Transcript) -> Life:
+    """Read it from the transcript; what the machine says of the exit is added."""
+    up = _up(transcript)
+    outcome = _outcome(transcript, up)
+    evidence: list[Evidence] = []
+    if transcript.stop is not None and outcome is Outcome.STOPPED:
+        evidence.append(transcript.evidence(transcript.stop))
+    elif transcript.fatal is not None and outcome is Outcome.FAILED:
+        evidence.append(transcript.evidence(transcript.fatal))
+    elif up is True:
+        evidence.extend(_up_evidence(transcript))
+    return Life(
+        transcript,
+        outcome,
+        False if up is not True and outcome is Outcome.FAILED else up,
+        _words(outcome, up),
+        tuple(evidence),
+        _ruled_out(transcript),
+        transcript.up,
+    )
+
+
+def _up(transcript: Transcript) -> bool | None:
+    if transcript.port_lost:
+        return False
+    if transcript.answered:
+        return True
+    if transcript.up is None:
+        return True if any(source.stats for source in transcript.sources) else None
+    line = transcript.entries[transcript.up].line
+    if not _ANNOUNCED.search(line.text):
+        return True
+    quiet = not any(source.answered for source in transcript.sources)
+    ended = transcript.search(_ENDED, range(transcript.up + 1, len(transcript.entries))) is not None
+    # It announced itself, answered nobody, and ended: a vLLM whose port another holds writes the very same log.
+    return None if quiet and ended else True
+
+
+def _outcome(transcript: Transcript, up: bool | None) -> Outcome:
+    fatal, stop = transcript.fatal, transcript.stop
+    if stop is not None and (fatal is None or stop < fatal) and not _error_before(transcript, stop, up):
+        return Outcome.STOPPED
+    if transcript.observed.stop_requested and fatal is None:
+        return Outcome.STOPPED
+    if fatal is not None and (up is not True or not transcript.survived(fatal)):
+        return Outcome.FAILED
+    if up is not True and _open_error(transcript) is not None:
+        return Outcome.FAILED
+    return Outcome.OPEN
+
+
+def _error_before(transcript: Transcript, stop: int, up: bool | None) -> bool:
+    """An unhandled exception of a start, before the stop: the stop came after the failure."""
+    if up is True:
+        return False
+    return any(
+        entry.error and EXCEPTION.match(entry.line.text) and not transcript.survived(index)
+        for index, entry in enumerate(transcript.entries[:stop])
+        if not entry.line.text.startswith(("KeyboardInterrupt", "asyncio.exceptions.CancelledError"))
+    )
+
+
+def _open_error(transcript: Transcript) -> int | None:
+    """An exception that no progress followed, in a log that calls nothing fatal."""
+    for index, entry in enumerate(transcript.entries):
+        if entry.error and EXCEPTION.match(entry.line.text) and not transcript.survived(index):
+            return index
+    return None
+
+
+def _up_evidence(transcript: Transcript) -> list[Evidence]:
+    if transcript.up is not None:
+        return [transcript.evidence(transcript.up)]
+    for source in transcript.sources:
+        line = source.first_served or source.first_answer
+        if line is not None:
+            return [Evidence(source.name, line.number, line.full.strip())]
+    return []
+
+
+def _words(outcome: Outcome, up: bool | None) -> str:
+    if outcome is Outcome.STOPPED:
+        return "It served, and was stopped on request: nothing is wrong."
+    if up is True:
+        return "It came up, and the log shows nothing wrong."
+    if up is None:
+        return "The log shows nothing wrong; it does not show whether the server came up."
+    return "It did not come up."
+
+
+def _ruled_out(transcript: Transcript) -> tuple[tuple[Cause, str], ...]:
+    code = transcript.observed.exit_code
+    kills_itself = transcript.search(_SELF_KILL) is not None
+    if code in (137, -9) and (kills_itself or transcript.server == "sglang") and not transcript.observed.oom_kills:
+        return (
+            (
+                Cause.HOST_OOM_KILLED,
+                "exit 137 of SGLang is its own SIGKILL of its process tree; no kernel or cgroup record says out of memory",
+            ),
+        )
+    if kills_itself:
+        return ((Cause.HOST_OOM_KILLED, "an exit code 137 after this is the server's own SIGKILL of its process tree"),)
+    return ()

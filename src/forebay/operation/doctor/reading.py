@@ -1,0 +1,185 @@
+"""A log file into the lines worth thinking about: streamed, bounded in memory, whatever the file holds.
+
+A serving log is nearly all request lines; those are counted, not kept. Of the rest the first ``KEEP`` lines are kept, later
+ones only if they speak of trouble, and a line that repeats (numbers aside) is kept ``REPEATS`` times.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from forebay.errors import UsageError
+from forebay.servers.grammar import LogLine, parse_segments
+from forebay.servers.grammar.lines import MAX_LINE_CHARS
+
+__all__ = ["Kept", "SourceLog", "read_file", "read_text"]
+
+KEEP = 20_000
+REPEATS = 64
+TAIL = 400
+_CHUNK = 1 << 20
+_DIGITS = b"0123456789"
+_TEMPLATES = 50_000
+
+_TROUBLE = re.compile(
+    rb"rror|xception|Traceback|ailed|ailure|atal|bort|illed|OOM|out of memory|died|dead|crash|SIG[A-Z]{3,}|terminated|"
+    rb"hutdown|hutting down|refused|denied|No such|not found|annot|an't|ould not|ouldn't|nable to|not supported|nsupported|"
+    rb"nvalid|unrecognized|imed out|imeout|Health check|KV [Cc]ache|Allocating|apture|startup|fired up|Interrupt"
+)
+_REQUEST = re.compile(rb'"(GET|POST|HEAD|PUT|OPTIONS|DELETE) (\S+)[^"]*" (\d{3})')
+_GENERATES = re.compile(
+    rb"^/(?:generate|v1/(?:chat/)?completions|v1/responses|v1/messages|v1/embeddings|invocations)\b"
+)
+_STATS = re.compile(rb"Avg prompt throughput: .*Running: \d+")
+_BATCH = re.compile(rb"\b(?:Prefill|Decode) batch[.,]")
+_NOISE = re.compile(rb"^ - leaked |^nanobind: |Route: /|^\s*\[--|^usage: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A kept line, and how many requests had been answered with tokens before it."""
+
+    line: LogLine
+    served: int
+
+
+@dataclass(slots=True)
+class SourceLog:
+    """What was read of one file.
+
+    Attributes:
+        name: the file as the user gave it.
+        kept: the lines kept, in order.
+        lines: how many lines the file has.
+        served: answers 2xx of endpoints that generate; answered: answers 2xx of any endpoint.
+        first_answer: the first line that shows an answer 2xx.
+        stats: the last lines of throughput statistics.
+        usage_flags: flags in an argparse usage text, for suggesting the right spelling.
+        carriers: head lines that were a collector's notes, not read.
+    """
+
+    name: str
+    kept: list[Kept] = field(default_factory=list)
+    lines: int = 0
+    served: int = 0
+    answered: int = 0
+    batches: int = 0
+    first_answer: LogLine | None = None
+    first_served: LogLine | None = None
+    stats: deque[LogLine] = field(default_factory=lambda: deque(maxlen=3))
+    usage_flags: set[str] = field(default_factory=set)
+    notes: int = 0
+
+
+def read_file(path: Path, *, name: str | None = None) -> SourceLog:
+    """Read one log file; a gzip file is read through.
+
+    Raises:
+        UsageError: it is not there, a folder, or not readable.
+    """
+    try:
+        with path.open("rb") as stream:
+            if stream.peek(2)[:2] == b"\x1f\x8b":
+                with gzip.open(stream) as inner:
+                    return _read(inner, name or str(path))
+            return _read(stream, name or str(path))
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"doctor: {path}: {reason}", fix="name a log file, or a run: `forebay status` lists the runs"
+        ) from error
+
+
+def read_text(text: str, name: str = "log") -> SourceLog:
+    """The same for a text in memory."""
+    return _collect(enumerate((part.encode() for part in text.split("\n")), 1), name)
+
+
+def _read(stream: IO[bytes] | gzip.GzipFile, name: str) -> SourceLog:
+    return _collect(enumerate(_lines(stream), 1), name)
+
+
+def _lines(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+    """Lines split on LF; what is over the limit of a line is dropped without being held."""
+    carry = b""
+    while chunk := stream.read(_CHUNK):
+        parts = (carry + chunk).split(b"\n")
+        carry = parts.pop()[: 2 * MAX_LINE_CHARS]
+        yield from parts
+    if carry:
+        yield carry
+
+
+def _collect(numbered: Iterable[tuple[int, bytes]], name: str) -> SourceLog:
+    log = SourceLog(name)
+    seen: dict[bytes, int] = {}
+    tail: deque[tuple[int, bytes, int]] = deque(maxlen=TAIL)
+    at_head = True
+    for number, raw in numbered:
+        log.lines = number
+        if at_head:
+            if raw.startswith((b"#", b"\xef\xbb\xbf#")):
+                log.notes = number
+                continue
+            at_head = not raw.strip()
+        if _routine(log, number, raw):
+            continue
+        template = raw[:300].translate(None, _DIGITS)
+        count = seen.get(template, 0) + 1
+        if count > 1 or len(seen) < _TEMPLATES:
+            seen[template] = count
+        if count <= REPEATS and (len(log.kept) < KEEP or (len(log.kept) < 2 * KEEP and _TROUBLE.search(raw[:2000]))):
+            _keep(log, number, raw, log.served)
+        else:
+            tail.append((number, raw[:MAX_LINE_CHARS], log.served))
+    last = log.kept[-1].line.number if log.kept else 0
+    for number, raw, served in tail:
+        if number > last:
+            _keep(log, number, raw, served)
+    return log
+
+
+def _keep(log: SourceLog, number: int, raw: bytes, served: int) -> None:
+    text = raw[: 2 * MAX_LINE_CHARS].decode("utf-8", "replace")
+    for line in parse_segments(number, text):
+        if line.text or line.full:
+            log.kept.append(Kept(line, served))
+
+
+def _routine(log: SourceLog, number: int, raw: bytes) -> bool:
+    """Lines of serving: counted here. True when the line needs no keeping."""
+    if b" HTTP/1" in raw:
+        found = _REQUEST.search(raw[:2000])
+        if found:
+            _count_answer(log, number, raw, found)
+            return True
+    if b"hroughput" in raw:
+        if _STATS.search(raw[:2000]):
+            log.stats.extend(parse_segments(number, raw[:2000].decode("utf-8", "replace"))[-1:])
+            return True
+        if _BATCH.search(raw[:400]):
+            log.batches += 1
+            return True
+    if _NOISE.search(raw[:300]):
+        if b"--" in raw:
+            log.usage_flags.update(flag.decode() for flag in re.findall(rb"--[a-z][a-z0-9-]+", raw[:4000]))
+        return b"error:" not in raw
+    return False
+
+
+def _count_answer(log: SourceLog, number: int, raw: bytes, found: re.Match[bytes]) -> None:
+    if not found[3].startswith(b"2"):
+        return
+    log.answered += 1
+    if log.first_answer is None:
+        log.first_answer = parse_segments(number, raw[:2000].decode("utf-8", "replace"))[0]
+    if _GENERATES.match(found[2]) and found[1] == b"POST":
+        log.served += 1
+        if log.first_served is None:
+            log.first_served = parse_segments(number, raw[:2000].decode("utf-8", "replace"))[0]
