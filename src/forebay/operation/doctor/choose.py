@@ -71,11 +71,7 @@ def _answer(transcript: Transcript, life: Life, roots: list[Candidate], degraded
         fix=chosen.fix,
         evidence=_without_repeats((*chosen.evidence, *life.evidence))[:8],
         others=_others(chosen, roots, degraded),
-        ruled_out=tuple(
-            RuledOut(cause.value, why)
-            for cause, why in (*chosen.rules_out, *life.rules_out)
-            if cause is not chosen.cause
-        ),
+        ruled_out=_ruled_out(chosen, life),
     )
 
 
@@ -159,14 +155,8 @@ def _candidate(rule: Rule, found: Found, own_line: Evidence | None = None) -> Ca
         if index is not None:
             evidence.append(transcript.evidence(index))
     time_s = found.line.time_s if found.line.time_s is not None else _NEVER
-    fatal = 0.0 if transcript.entries and transcript.entries[found.index].fatal else 1.0
-    order = (
-        fatal if rule.tier is not Tier.SPECIFIC else 0.0,
-        time_s if len(transcript.sources) > 1 else 0.0,
-        float(found.index),
-    )
-    if len(transcript.sources) == 1:
-        order = (order[0], time_s, float(_DEPTH.get(found.line.process, 2)), float(found.index))
+    general = rule.tier is not Tier.SPECIFIC and not (transcript.entries and transcript.entries[found.index].fatal)
+    order = (float(general), time_s, float(_DEPTH.get(found.line.process, 2)), float(found.index))
     return Candidate(
         cause=_cause(rule, found),
         tier=rule.tier,

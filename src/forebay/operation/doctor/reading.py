@@ -18,7 +18,7 @@ from forebay.errors import UsageError
 from forebay.servers.grammar import LogLine, parse_segments
 from forebay.servers.grammar.lines import MAX_LINE_CHARS
 
-__all__ = ["Kept", "SourceLog", "read_file", "read_text"]
+__all__ = ["Kept", "SourceLog", "read_file", "read_lines", "read_text"]
 
 KEEP = 20_000
 REPEATS = 64
@@ -183,3 +183,15 @@ def _count_answer(log: SourceLog, number: int, raw: bytes, found: re.Match[bytes
         log.served += 1
         if log.first_served is None:
             log.first_served = parse_segments(number, raw[:2000].decode("utf-8", "replace"))[0]
+
+
+def read_lines(path: str) -> tuple[str, ...]:
+    """A small text file as lines (a saved kernel log).
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return tuple(Path(path).read_text(errors="replace").splitlines())
+    except OSError as error:
+        raise UsageError(f"doctor: {path}: {error.strerror}", fix="save it with: dmesg > FILE") from error

@@ -1,0 +1,119 @@
+"""From what the user names (files, a folder, a run) to the logs and the machine's records of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from forebay.errors import UsageError
+from forebay.machine.interface import Machine
+from forebay.machine.kernel_log import read_kernel_log
+from forebay.machine.processes import is_running, look, uptime_s
+from forebay.operation.doctor.choose import diagnose
+from forebay.operation.doctor.reading import SourceLog, read_file
+from forebay.operation.doctor.records import Diagnosis, Observations
+from forebay.operation.record import Run, RunRecord, all_runs
+from forebay.paths import runs_dir
+
+__all__ = ["diagnose_named", "diagnose_run", "observe"]
+
+
+def diagnose_named(machine: Machine, names: Sequence[str], observed: Observations | None = None) -> Diagnosis:
+    """Answer for what the user named: one run or run folder, or one or more log files.
+
+    Args:
+        machine: where the run was, for its kernel log and process states.
+        names: paths of logs (ranks or processes of one server), a folder of a run, or a run's name.
+        observed: what the user knows of the exit; added to nothing else for files.
+
+    Raises:
+        UsageError: something named is neither a file nor a run.
+    """
+    if len(names) == 1:
+        run = _run_of(names[0])
+        if run is not None:
+            return diagnose_run(run, machine)
+    logs: list[SourceLog] = []
+    for name in names:
+        logs.extend(_logs_of(name))
+    return diagnose(logs, observed)
+
+
+def diagnose_run(run: Run, machine: Machine) -> Diagnosis:
+    """Answer for a run on record: its log, its exit code, and what the machine recorded meanwhile.
+
+    Raises:
+        UsageError: the record cannot be read.
+    """
+    record = run.read()
+    logs = [read_file(run.log_path, name="server.log")] if run.log_path.is_file() else [SourceLog("server.log")]
+    return diagnose(logs, observe(machine, record))
+
+
+def observe(machine: Machine, record: RunRecord, *, oom_kills: int | None = None) -> Observations:
+    """What the machine says of a run. What cannot be read is left out.
+
+    Args:
+        machine: where it ran.
+        record: the run.
+        oom_kills: kills by the run's memory controller since it began, where somebody counted before and after.
+    """
+    members = [who for who in (record.front, *record.members) if who is not None]
+    states = {}
+    for who in members:
+        if is_running(machine, who):
+            info = look(machine, who.pid, cmdline=False)
+            if info is not None:
+                states[who.pid] = info.state
+    return Observations(
+        server=record.server if record.server in ("embedded", "sglang", "vllm") else None,
+        exit_code=record.exit_code,
+        kernel_lines=_kernel_lines(machine, record),
+        oom_kills=oom_kills,
+        states=states,
+        names={int(pid): name for pid, name in record.member_names.items() if pid.isdigit()},
+        pids=tuple(dict.fromkeys(who.pid for who in members)),
+        stop_requested=record.stop_requested_at is not None,
+    )
+
+
+def _kernel_lines(machine: Machine, record: RunRecord) -> tuple[str, ...]:
+    """The kernel's lines since the run began; none after a reboot, whose log is another one."""
+    try:
+        up_s = uptime_s(machine)
+    except OSError:
+        return ()
+    since = up_s - (machine.now() - record.created_at)
+    if since < 0:
+        return ()
+    return tuple(line.text for line in read_kernel_log(machine, since_s=since).lines)
+
+
+def _run_of(name: str) -> Run | None:
+    path = Path(name)
+    if path.is_dir() and (path / "run.json").is_file():
+        return Run(path)
+    if path.exists() or "/" in name:
+        return None
+    run = Run(runs_dir() / name)
+    return run if (run.folder / "run.json").is_file() else None
+
+
+def _logs_of(name: str) -> list[SourceLog]:
+    path = Path(name)
+    if path.is_dir():
+        files = sorted(path.glob("*.log")) + sorted(path.glob("*.log.gz"))
+        if not files:
+            raise UsageError(f"doctor: {name} is a folder without *.log files", fix="name the log files")
+        return [read_file(file) for file in files]
+    if not path.exists():
+        run = _run_of(name)
+        if run is not None:
+            raise UsageError(
+                f"doctor: {name} is a run, and stands among files", fix=f"ask for it alone: forebay doctor {name}"
+            )
+        known = ", ".join(sorted(other.name for other in all_runs())) or "none"
+        raise UsageError(
+            f"doctor: {name}: no such file, and no run of that name (runs: {known})", fix="see `forebay status`"
+        )
+    return [read_file(path)]
