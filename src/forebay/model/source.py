@@ -26,6 +26,7 @@ class Model:
         components: its weights; empty where they are not known.
         weights_how: where the weights' bytes come from.
         facts_source: where the geometry comes from.
+        location: what a server is given to load it: the folder, the file, or the hub id.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Model:
     components: tuple[Component, ...]
     weights_how: str
     facts_source: str
+    location: str
 
 
 def resolve(text: str) -> Model:
@@ -58,7 +60,10 @@ def resolve(text: str) -> Model:
     if entry is not None:
         geometry = ModelGeometry.from_config(entry.config, f"catalogue: {entry.name}")
         weights = tuple(from_geometry(geometry)) if entry.weights_known else ()
-        return Model(text, "catalogue", None, geometry, weights, "formula from the geometry", entry.source)
+        hub_id = next((alias for alias in entry.aliases if "/" in alias), entry.name)
+        location = text if "/" in text else hub_id
+        how = "formula from the geometry" if weights else "not known: the catalogue has only this model's cache geometry"
+        return Model(text, "catalogue", None, geometry, weights, how, entry.source, location)
     if looks_like_path:
         raise UsageError(f"{text}: no such folder or file", code="checkpoint_missing")
     raise UsageError(
@@ -81,7 +86,7 @@ def _from_folder(text: str, folder: Path, kind: str) -> Model:
         how = f"headers of {len(files)} safetensors file{'s' if len(files) != 1 else ''}"
     else:
         weights, how = tuple(from_geometry(geometry)), "formula from config.json: no safetensors here"
-    return Model(text, kind, folder, geometry, weights, how, str(config))
+    return Model(text, kind, folder, geometry, weights, how, str(config), text)
 
 
 def _from_gguf(text: str, path: Path) -> Model:
@@ -92,7 +97,9 @@ def _from_gguf(text: str, path: Path) -> Model:
         share = share_of(name)
         known = sizes.get(share.value)
         sizes[share.value] = Component(share.value, size + (known.size_bytes if known else 0), share)
-    return Model(text, "gguf", path, geometry, tuple(sizes.values()), "header of the GGUF file", str(path))
+    return Model(
+        text, "gguf", path, geometry, tuple(sizes.values()), "header of the GGUF file", str(path), text
+    )
 
 
 def _hub_snapshot(text: str) -> Path | None:
