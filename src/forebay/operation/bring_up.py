@@ -183,12 +183,12 @@ class BringUp:
         return ExitCode.DEAD
 
     def _verify(self) -> ExitCode:
-        from forebay.operation.verify import verify_run
-
         assert self._run is not None
         if self._options.no_verify:
             return ExitCode.DONE
-        report = verify_run(self._machine, self._run, probe_s=self._options.probe_seconds)
+        from forebay.operation.verify import verify_run
+
+        report = verify_run(self._machine, self._run, probe_s=self._options.probe_seconds, tell=self._say)
         self._show({
             "schema": 1, "at": round(time.time(), 3), "event": "verified", "in_effect": report.in_effect,
             "rows": [row.as_json() for row in report.rows],

@@ -1,13 +1,15 @@
-"""Why a run died: the doctor's answer in the few words that an event and a terminal need."""
+"""Why a server died: the doctor's answer in the few words that an event and a terminal need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.machine.interface import Machine
 from forebay.operation.record import Run
+from forebay.operation.subject import Target
 
-__all__ = ["Diagnosis", "diagnose_run"]
+__all__ = ["Diagnosis", "diagnose_run", "diagnose_target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,4 +27,9 @@ class Diagnosis:
 
 def diagnose_run(run: Run, machine: Machine) -> Diagnosis:
     """The cause of ``run``'s death, from its log, its exit code and what the machine recorded."""
+    return Diagnosis("unknown")
+
+
+def diagnose_target(machine: Machine, target: Target, server: str, evidence: Sequence[str]) -> Diagnosis:
+    """The cause of a death seen from outside."""
     return Diagnosis("unknown")

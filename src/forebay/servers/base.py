@@ -202,6 +202,9 @@ class Server(Protocol):
     health_generates: bool  # its health check itself generates a token
     stop_habits: StopHabits
     pause_paths: tuple[str, ...]  # asked when a server that is up does not generate
+    info_paths: tuple[str, ...]  # asked for the settings in effect
+    flush_path: str | None  # POST drops the device copies of cached pages, and nothing else
+    evidence_flag: str  # without it the server does not say where cached tokens came from
 
     def launch(self, request: StartRequest, installation: Installation) -> Launch:
         """The command for ``request``, evidence flags added.
@@ -230,6 +233,12 @@ class Server(Protocol):
 
     def counters(self, metrics: str) -> Counters:
         """The counters in the text of /metrics."""
+
+    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+        """What ``settings`` reads, from the answers of ``info_paths`` and the text of /metrics."""
+
+    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """The tiers below the device that ``argv`` asks for; a hit in any of them proves the cache."""
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
         """Asked against effective, from the command line, the server's own report and its counters."""

@@ -48,6 +48,9 @@ class Embedded:
     health_generates = False
     stop_habits = StopHabits(drain_s=30.0)
     pause_paths: tuple[str, ...] = ()
+    info_paths: tuple[str, ...] = ("/server_info",)
+    flush_path: str | None = "/flush_cache?tier=device"
+    evidence_flag = ""
 
     def launch(self, request: StartRequest, installation: Installation) -> Launch:
         """See ``Server.launch``. Sizes carry their unit; the host cache is one budget for the node."""
@@ -127,6 +130,15 @@ class Embedded:
             pools={tier: count for tier, count in pools.items() if count},
             used={tier: count for tier, count in used.items() if count is not None},
         )
+
+    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+        """/server_info as it is."""
+        body = answers["/server_info"].json() if "/server_info" in answers else None
+        return body if isinstance(body, dict) else {}
+
+    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """What --host-cache and --disk-cache ask for."""
+        return tuple(tier for tier in ("host", "disk") if flag_value(argv, f"--{tier}-cache") is not None)
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
         """See ``Server.settings``. ``info`` is /server_info with ``asked`` and ``effective``."""

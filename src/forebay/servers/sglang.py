@@ -59,6 +59,9 @@ class SGLang:
     health_generates = True
     stop_habits = StopHabits(drain_s=30.0)
     pause_paths: tuple[str, ...] = ("/ready", "/ping")
+    info_paths: tuple[str, ...] = ("/server_info",)
+    flush_path: str | None = None
+    evidence_flag = "--enable-metrics"
 
     def launch(self, request: StartRequest, installation: Installation) -> Launch:
         """See ``Server.launch``. The host cache in total is divided by the ranks, in whole GB (rounded down)."""
@@ -206,6 +209,17 @@ class SGLang:
             pools={tier: value for tier, value in pools.items() if value is not None},
             used={tier: value for tier, value in used.items() if value is not None},
         )
+
+    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+        """/server_info as it is."""
+        body = answers["/server_info"].json() if "/server_info" in answers else None
+        return body if isinstance(body, dict) else {}
+
+    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """Host with HiCache, and disk below it with a storage back end."""
+        if not has_flag(argv, "--enable-hierarchical-cache"):
+            return ()
+        return ("host", "disk") if has_flag(argv, "--hicache-storage-backend") else ("host",)
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
         """See ``Server.settings``. ``info`` is /server_info, whose ``hicache_*`` keys are the resolved values."""

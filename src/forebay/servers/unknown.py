@@ -34,6 +34,9 @@ class UnknownServer:
     health_generates = False
     stop_habits = StopHabits()
     pause_paths: tuple[str, ...] = ()
+    info_paths: tuple[str, ...] = ()
+    flush_path: str | None = None
+    evidence_flag = ""
 
     def launch(self, request: StartRequest, installation: Installation) -> Launch:
         """Never: there is no command to build."""
@@ -69,6 +72,14 @@ class UnknownServer:
     def counters(self, metrics: str) -> Counters:
         """None are known."""
         return Counters()
+
+    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+        """Nothing is known."""
+        return {}
+
+    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """None are known."""
+        return ()
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
         """None are known."""

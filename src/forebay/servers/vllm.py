@@ -62,6 +62,9 @@ class VLLM:
     health_generates = False
     stop_habits = StopHabits(repeat_term_s=2.0, loading_kills_engine=True, engine_term_s=8.0, drain_s=30.0)
     pause_paths: tuple[str, ...] = ("/is_paused", "/is_sleeping")
+    info_paths: tuple[str, ...] = ("/v1/models",)
+    flush_path: str | None = None
+    evidence_flag = _DETAILS
 
     def launch(self, request: StartRequest, installation: Installation) -> Launch:
         """See ``Server.launch``."""
@@ -146,6 +149,17 @@ class VLLM:
             pools=pools,
             loaded_back=read.total("vllm:external_prefix_cache_hits_total"),
         )
+
+    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+        """The model's entry, and the labels of ``vllm:cache_config_info`` (/server_info exists in dev mode only)."""
+        body = answers["/v1/models"].json() if "/v1/models" in answers else None
+        data = body.get("data") if isinstance(body, dict) else None
+        first = data[0] if isinstance(data, list) and data else {}
+        return {"models": first, "cache": parse_metrics(metrics).labels("vllm:cache_config_info")}
+
+    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """Whatever a connector keeps: which tier it is depends on the connector, and not every one says."""
+        return ("host", "disk", "external") if connector_of(argv) is not None else ()
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
         """See ``Server.settings``. ``info`` is {"models": first entry of /v1/models, "cache": cache_config_info}."""

@@ -1,0 +1,54 @@
+"""``forebay status``: the runs on this machine and how they are."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from forebay.sizes import format_binary
+
+__all__ = ["command"]
+
+
+@click.command("status", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("name", required=False)
+@click.option("--all", "everything", is_flag=True, help="Ended runs too.")
+@click.option("--json", "as_json", is_flag=True, help="A list of runs as JSON.")
+def command(name: str | None, everything: bool, as_json: bool) -> int:
+    """The runs on this machine: stage or state, age, memory, tokens per second.
+
+    A run that ended is shown with --all, or while something of it is left.
+    """
+    from forebay.machine.local import LocalMachine
+    from forebay.operation.overview import overview
+    from forebay.operation.record import open_run
+
+    if name is not None:
+        open_run(name)
+    rows = [row for row in overview(LocalMachine()) if name in (None, row.name)]
+    if not everything and name is None:
+        rows = [row for row in rows if row.state not in ("dead", "stopped") or row.processes]
+    if as_json:
+        click.echo(json.dumps([row.as_json() for row in rows]))
+        return 0
+    if not rows:
+        click.echo("no run is up (`forebay status --all` shows those that ended)")
+    for row in rows:
+        stage = f" ({row.stage})" if row.state in ("starting", "warming", "stalled") and row.stage else ""
+        speed = "" if row.tokens_per_s is None else f", {row.tokens_per_s:.1f} tokens/s"
+        cause = f", cause: {row.cause}" if row.cause and row.state == "dead" else ""
+        click.echo(f"{row.name}: {row.state}{stage}{cause} for {_age(row.state_s)}, up {_age(row.age_s)}{speed}")
+        click.echo(
+            f"    {row.server} {row.model} at {row.url}, {row.processes} processes, {format_binary(row.rss_bytes)}"
+        )
+        if row.note:
+            click.echo(f"    {row.note}")
+    return 0
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

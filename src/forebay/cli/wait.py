@@ -1,0 +1,56 @@
+"""``forebay wait``: until a server that anyone started is ready, and what it is doing meanwhile."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("wait", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("target", metavar="NAME|URL")
+@click.option("--pid", type=int, help="The process that must become the server; default: whoever listens.")
+@click.option("--log", type=click.Path(exists=False), help="Its log file, followed for stages and errors.")
+@click.option("--server", type=click.Choice(["embedded", "sglang", "vllm"]), help="Default: looked up.")
+@click.option("--timeout", type=float, help="Give up after this many seconds (exit 5); default: never.")
+@click.option("--hang-seconds", default=120.0, show_default=True, help="CPU but no token for this long is a hang.")
+@click.option("--stall-seconds", default=300.0, show_default=True, help="Nothing moving for this long is a stall.")
+@click.option("--json", "as_json", is_flag=True, help="One event a line on stdout.")
+def command(
+    target: str,
+    pid: int | None,
+    log: str | None,
+    server: str | None,
+    timeout: float | None,
+    hang_seconds: float,
+    stall_seconds: float,
+    as_json: bool,
+) -> int:
+    """Wait until the server at NAME|URL is ready: its process lives, it owns the port, health is 2xx, one token came.
+
+    \b
+    forebay wait http://127.0.0.1:30000
+    forebay wait :8000 --pid 4242 --log server.log --timeout 1800
+    forebay wait my-run
+
+    The status of /health decides, never its body (SGLang and vLLM answer 200 with an empty one). With --pid another
+    process on the same port is never taken for it. Without, the listener is looked up and named; while nothing listens
+    the answer is "unknown", not "dead".
+
+    Exit 0 ready, 4 dead (with the cause), 5 time is up (with the last stage), 6 hung or stalled.
+    """
+    from forebay.cli._live import Screen
+    from forebay.machine.local import LocalMachine
+    from forebay.operation.judge import Limits
+    from forebay.operation.subject import target_of
+    from forebay.operation.wait import Waiting, wait_for
+
+    machine = LocalMachine()
+    screen = Screen(as_json=as_json)
+    waiting = Waiting(timeout, Limits(hang_s=hang_seconds, stall_s=stall_seconds))
+    try:
+        return int(
+            wait_for(machine, target_of(machine, target, pid=pid, log=log, server=server), waiting, screen.event)
+        )
+    finally:
+        screen.close()

@@ -1,0 +1,92 @@
+"""Waiting for a server that anyone started, by the same watch that runs beside our own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.errors import ExitCode
+from forebay.machine.interface import Machine
+from forebay.operation.diagnosis import diagnose_target
+from forebay.operation.judge import Limits, State
+from forebay.operation.log_reader import LogReader
+from forebay.operation.subject import Target, guess_server
+from forebay.operation.watcher import Pace, Watcher
+from forebay.servers.base import Server
+
+__all__ = ["Waiting", "wait_for"]
+
+_SETTLE_S = 1.0  # after a death the log's last lines are still being written
+_CODES = {
+    State.READY: ExitCode.DONE,
+    State.DEAD: ExitCode.DEAD,
+    State.HUNG: ExitCode.STALLED,
+    State.STALLED: ExitCode.STALLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long to wait, and what counts as a hang or a stall."""
+
+    timeout_s: float | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def wait_for(machine: Machine, target: Target, waiting: Waiting, show: Callable[[Mapping[str, Any]], None]) -> ExitCode:
+    """Watch ``target`` until it is ready, dead, hung or stalled, or time is up. Ctrl-C leaves it as it is.
+
+    Args:
+        show: takes each event as it happens; the last one is the answer.
+    """
+    began = time.monotonic()
+    server = guess_server(machine, target)
+    watcher = _watch(machine, target, server, waiting)
+    while True:
+        for event in watcher.step():
+            if event.kind != State.DEAD and not (event.kind == State.READY and server.name == "unknown"):
+                show(_line(event.kind, **event.fields))
+        state = watcher.verdict.state
+        if state is State.DEAD:
+            return _dead(machine, target, server, watcher, show)
+        if state in _CODES:
+            return _CODES[state]
+        if waiting.timeout_s is not None and time.monotonic() - began > waiting.timeout_s:
+            stage, percent = watcher.stage
+            evidence = [*watcher.verdict.evidence, f"last stage: {stage or 'none seen'}"]
+            show(_line("time_is_up", state=state.value, stage=stage, percent=percent, evidence=evidence))
+            return ExitCode.TIME_IS_UP
+        if server.name == "unknown" and watcher.sampler.front is not None:
+            better = guess_server(machine, target)
+            if better.name != "unknown":
+                server, watcher = better, _watch(machine, target, better, waiting)
+        watcher.wake.wait(watcher.turn_s())
+        watcher.wake.clear()
+
+
+def _watch(machine: Machine, target: Target, server: Server, waiting: Waiting) -> Watcher:
+    log = LogReader(machine, target.log, server.name) if target.log is not None else None
+    return Watcher(
+        machine, server, target.address, front=target.front, own=target.front is not None,
+        session=target.run is not None, log=log, limits=waiting.limits, pace=Pace(),
+    )  # fmt: skip
+
+
+def _dead(
+    machine: Machine, target: Target, server: Server, watcher: Watcher, show: Callable[[Mapping[str, Any]], None]
+) -> ExitCode:
+    """A death settles for a second: the front follows its worker, and the log gets its last words."""
+    deadline = time.monotonic() + _SETTLE_S
+    while time.monotonic() < deadline:
+        watcher.step()
+        time.sleep(0.1)
+    evidence = list(watcher.verdict.evidence)
+    diagnosis = diagnose_target(machine, target, server.name, evidence)
+    show(_line("dead", evidence=evidence, stage=watcher.stage[0], **diagnosis.fields()))
+    return ExitCode.DEAD
+
+
+def _line(kind: str, **fields: object) -> dict[str, Any]:
+    return {"schema": 1, "at": round(time.time(), 3), "event": kind, **fields}
