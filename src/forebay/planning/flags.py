@@ -13,7 +13,7 @@ from typing import Any
 
 from forebay.causes import Cause
 from forebay.errors import UsageError
-from forebay.sizes import parse_size
+from forebay.sizes import GB, parse_size
 
 __all__ = ["Flag", "Parsed", "parse_flags", "render"]
 
@@ -78,7 +78,7 @@ def render(flag: Flag, value: Any) -> list[str]:
     if flag.kind == "switch":
         return [flag.names[0]] if value else []
     if flag.kind == "size":
-        return [flag.names[0], f"{value}B"]
+        return [flag.names[0], f"{value // GB}GB" if value % GB == 0 else f"{value}B"]
     if isinstance(value, float) and value.is_integer() and flag.kind != "float":
         value = int(value)
     return [flag.names[0], json.dumps(value) if flag.kind == "json" else f"{value}"]

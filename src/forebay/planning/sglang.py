@@ -36,6 +36,7 @@ from forebay.planning.weights import Weights, put_weights
 __all__ = ["plan_sglang"]
 
 _MIB = 2**20
+_SPARSE_PAGE = 64  # arg_groups/model_overrides/deepseek_v2.py: sparse attention sets it, unless it is given
 
 
 def plan_sglang(request: PlanRequest) -> Plan:
@@ -48,8 +49,9 @@ def plan_sglang(request: PlanRequest) -> Plan:
     check_flags(sheet, request)
     check_heads(sheet, geometry, layout.attention_tp)
     check_window(sheet, geometry, request.context)
-    page = int(request.flags.get("page_size", 1))
-    size = cell(geometry, layout.attention_tp, layout.pp, request.kv_dtype)
+    sparse = any(shape.index_dim for shape in geometry.layers)
+    page = int(request.flags.get("page_size", _SPARSE_PAGE if sparse else 1))
+    size = cell(geometry, layout.attention_tp, layout.pp, _kv_dtype(request, sparse))
     copies = replication(geometry.num_kv_heads, geometry.is_latent, layout.attention_tp)
     one_copy = size.device_bytes * layout.attention_tp * layout.pp // copies
     _put_cell(sheet, size, one_copy, copies, layout)
@@ -94,6 +96,14 @@ def plan_sglang(request: PlanRequest) -> Plan:
         warnings=tuple(sheet.warnings),
         steps=tuple(sheet.steps),
     )
+
+
+def _kv_dtype(request: PlanRequest, sparse: bool) -> str | None:
+    """Sparse attention stores fp8_e4m3 on GPUs of compute capability 10 and up when nothing is said (``arg_groups/overrides.py``)."""
+    if request.kv_dtype is not None or not sparse:
+        return request.kv_dtype
+    capability = next((gpu.compute_capability for gpu in request.gpus or () if gpu.compute_capability), "0")
+    return "fp8_e4m3" if int(capability.partition(".")[0]) >= 10 else None
 
 
 def _put_cell(sheet: Sheet, size: Cell, one_copy: int, copies: int, layout: Layout) -> None:

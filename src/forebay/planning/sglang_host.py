@@ -252,10 +252,15 @@ def _warn_copies(
     sheet: Sheet, pools: HostPools, total: int, distinct: int, one_copy: int, copies: int, layout: Layout
 ) -> None:
     """What nobody notices: every rank's pool holds the same tokens."""
+    once, spread = total // one_copy, pools.tokens * layout.tp
+    note = f"{gb(total)} // {one_copy:,} B, if each byte were stored once (SGLang does not under HiCache)"
+    sheet.put("host.tokens_if_stored_once", "tokens if stored once", once, "tokens", How.FORMULA, note)
+    note = f"--dp-size {layout.tp} --enable-dp-attention: each rank keeps its own requests' tokens"
+    sheet.put("host.tokens_with_dp_attention", "tokens with DP attention", spread, "tokens", How.FORMULA, note)
     sheet.warn(
         Cause.OFFLOAD_OVERALLOCATES,
         f"KV is replicated: {copies} ranks' host pools hold the same tokens, so {gb(total)} keep {gb(total / copies)} of distinct "
         f"cache ({distinct:,} tokens of {one_copy:,} B)",
-        f"stored once, {gb(total)} would hold {total // one_copy:,} tokens (SGLang does not under HiCache); with --dp-size "
-        f"{layout.tp} --enable-dp-attention each of {layout.tp} ranks caches its own requests: {pools.tokens * layout.tp:,} tokens",
+        f"stored once, {gb(total)} would hold {once:,} tokens (SGLang does not under HiCache); with --dp-size {layout.tp} "
+        f"--enable-dp-attention each of {layout.tp} ranks caches its own requests: {spread:,} tokens",
     )

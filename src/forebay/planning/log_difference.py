@@ -1,0 +1,97 @@
+"""Why a log's pool differs from the prediction: the usual mistakes, each tried as a ratio."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from forebay.model.geometry import LayerKind, ModelGeometry
+from forebay.planning.log_figures import Figures, LoggedPool
+from forebay.sizes import GB, GIB
+
+if TYPE_CHECKING:
+    from forebay.planning.from_log import PoolCheck
+
+__all__ = ["Difference", "explain"]
+
+_CLOSE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference over 1 %, and what explains it."""
+
+    pool: str
+    what: str
+    reported_tokens: int | None
+    predicted_tokens: int | None
+    ratio: float | None
+    explanation: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def unknown_model(cls, model: str) -> Difference:
+        """``--model`` names nothing that is known here."""
+        text = f"model {model!r} is no folder, no .gguf file and not in the catalogue: nothing can be predicted"
+        return cls("", "unknown_model", None, None, None, text)
+
+
+def explain(
+    check: PoolCheck, logged: LoggedPool, figures: Figures, geometry: ModelGeometry, tp: int, page: int
+) -> Difference:
+    """The explanation of a pool that is off by more than 1 %."""
+    assert check.predicted_tokens is not None
+    ratio = check.predicted_tokens / check.tokens
+    real = logged.size_bytes / logged.tokens
+    what, text = _cause(ratio, real, check, logged, figures, geometry, tp)
+    return Difference(check.name, what, check.tokens, check.predicted_tokens, round(ratio, 4), text)
+
+
+def _cause(
+    ratio: float, real: float, check: PoolCheck, logged: LoggedPool, figures: Figures, geometry: ModelGeometry, tp: int
+) -> tuple[str, str]:
+    each = check.bytes_per_token or 1
+    low, high = (logged.size_bytes - logged.slack_bytes) / each, (logged.size_bytes + logged.slack_bytes) / each
+    if low <= logged.tokens <= high:
+        return "rounding", f"within the printed digits: {low:,.0f} to {high:,.0f} tokens would print as these bytes"
+    hybrid = len({layer.kind for layer in geometry.layers if layer.kind is not LayerKind.SHARED}) > 1
+    if figures.server == "vllm" and hybrid:
+        return "hybrid_groups", (
+            "for hybrid models vLLM prints concurrency x max_model_len: no cost a token can be read from it; the groups' "
+            "blocks depend on batch size and speculative settings the log does not carry"
+        )
+    kv_heads = geometry.num_kv_heads
+    layers = len(geometry.layers)
+    tries: list[tuple[float, str, str]] = [
+        (0.5, "dtype", "the log's pool has half the bytes a value: KV in fp8; give --kv-dtype fp8_e4m3"),
+        (2.0, "dtype", "the log's pool has twice the bytes a value: KV in bf16 and not fp8"),
+        (GIB / GB, "wrong_unit", "the size was printed in GB and is GiB here, or the other way round"),
+        (GB / GIB, "wrong_unit", "the size was printed in GiB and is GB here, or the other way round"),
+        (layers / (layers + 1), "draft", "a draft (MTP) layer shares the pool: one layer more a token"),
+        ((layers + 1) / layers, "draft", "one layer less a token than the model has"),
+    ]
+    if geometry.is_latent:
+        index = sum(layer.index_dim + 4 if layer.index_dim else 0 for layer in geometry.layers)
+        if index:
+            tries += [(each / (each + index), "indexer", "the sparse-attention index is in the pool's bytes too")]
+    else:
+        wanted = max(1, kv_heads // tp)
+        tries += [
+            (
+                max(1, kv_heads // other) / wanted,
+                "tp",
+                f"these are the bytes of TP {other}, not TP {tp}: give --tp {other}",
+            )
+            for other in (1, 2, 4, 8, 16)
+            if other != tp and max(1, kv_heads // other) != wanted
+        ]
+        if tp > kv_heads:
+            tries.append((tp / kv_heads, "replicated_heads", f"{kv_heads} KV heads on {tp} ranks are replicated"))
+    for factor, what, text in tries:
+        if abs(real / each / factor - 1) < _CLOSE:
+            return what, text
+    return "other_model", (
+        f"the log's pool has {real:,.0f} B a token, this model {each:,} B: another model, TP or KV dtype than the log's"
+    )
