@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Screen"]
 
-_QUIET = ("launched", "exited", "down")
+_QUIET = ("launched", "exited", "down", "verified")
 
 
 class Screen:
@@ -39,6 +39,8 @@ class Screen:
             self._line(f"  {event['stage']}{_percent(event.get('percent'))}")
         elif kind == "log":
             self._line(f"  log: {event['line']}")
+        elif kind in ("plan", "preflight"):
+            self._findings(kind, event)
         elif kind not in _QUIET:
             self._verdict(kind, event)
 
@@ -67,6 +69,13 @@ class Screen:
                 self._line(f"    {text}")
             if event.get("fix"):
                 self._line(f"  fix: {event['fix']}")
+
+    def _findings(self, kind: str, event: Mapping[str, Any]) -> None:
+        """Warnings only: what refuses is the command's error message."""
+        if kind == "preflight" and not event["refuses"]:
+            self._line(f"note: {'; '.join(event['evidence'])}" + (f" ({event['fix']})" if event.get("fix") else ""))
+        for warning in event.get("warnings", ()):
+            self._line(f"note: {warning['message']}")
 
     def _progress(self, event: Mapping[str, Any]) -> None:
         text = _progress_text(event)

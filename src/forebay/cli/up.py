@@ -26,10 +26,12 @@ def _size(_context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
 @click.option("--port", default=30000, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--served-model-name", "served_name", help="The name that requests use.")
-@click.option("--tp", default=1, show_default=True, type=click.IntRange(1), help="Ranks (tensor parallel).")
+@click.option("--tp", type=click.IntRange(1), help="Ranks (tensor parallel).")
 @click.option("--context", type=click.IntRange(1), help="Longest request, in tokens.")
 @click.option("--host-cache", callback=_size, help="Host tier, in total over the ranks, with a unit: 16GB.")
-@click.option("--device-cache", callback=_size, help="Device pool per rank, with a unit: 512MiB.")
+@click.option(
+    "--device-cache", callback=_size, help="Device pool, with a unit: 512MiB (embedded: in total; vLLM: per rank)."
+)
 @click.option("--write-policy", type=click.Choice(["write_through", "write_through_selective", "write_back"]))
 @click.option("--python", help="The interpreter of the environment the server is installed in.")
 @click.option("--detach", "-d", is_flag=True, help="Once ready and verified, leave it running under its supervisor.")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from forebay.operation.preflight import preflight, refuse_if_needed
 from forebay.operation.record import Run
 from forebay.operation.stages import stage_lines
 from forebay.operation.stop import stop_run
+from forebay.planning.build import PlanOptions, make_plan
 from forebay.servers.base import Launch, StartRequest
 from forebay.servers.flags import flag_value
 from forebay.servers.install import Installation, find_installation
@@ -38,7 +43,7 @@ class UpOptions:
     host: str = "127.0.0.1"
     port: int = 30000
     served_name: str | None = None
-    tp: int = 1
+    tp: int | None = None
     context: int | None = None
     host_cache: int | None = None
     device_cache: int | None = None
@@ -120,10 +125,11 @@ class BringUp:
         )
         findings = preflight(self._machine, host, port, model, gpus=gpus)
         for finding in findings:
-            self._show({
-                "schema": 1, "at": round(time.time(), 3), "event": "preflight", "refuses": finding.refuses,
-                "evidence": [finding.text], "fix": finding.fix, "cause": finding.code,
-            })  # fmt: skip
+            self._show(
+                _event(
+                    "preflight", refuses=finding.refuses, evidence=[finding.text], fix=finding.fix, cause=finding.code
+                )
+            )
         refuse_if_needed(findings)
         for added in launch.added:
             self._say(f"added {added.text}: {added.why}")
@@ -136,21 +142,48 @@ class BringUp:
         return launch_run(self._machine, start, gpus=gpus, plan=document, limits=limits)
 
     def _planned(
-        self, plan: Mapping[str, Any] | None, name: str, installation: Installation, *, gpus: int
-    ) -> tuple[Launch, bytes | None]:
+        self, saved: Mapping[str, Any] | None, name: str, installation: Installation, *, gpus: int
+    ) -> tuple[Launch, bytes]:
+        """The command, and the plan it comes from.
+
+        Raises:
+            RefusedError: it does not fit.
+        """
         options, server = self._options, server_named(name)
-        if plan is not None:
-            if not plan.get("fits", True) and not options.no_plan:
-                problems = "; ".join(str(item.get("message")) for item in plan.get("problems", ()))
-                raise RefusedError(f"the saved plan does not fit: {problems}", fix="plan again, or --no-plan")
-            launch = server.adopt([*plan["command"], *options.server_flags], plan.get("env", {}), installation)
-            return launch, Path(options.model).read_bytes()
-        request = StartRequest(
-            model=options.model, host=options.host, port=options.port, served_name=options.served_name, gpus=gpus,
-            tp=options.tp, context_tokens=options.context, device_cache_bytes=options.device_cache,
-            host_cache_bytes=options.host_cache, write_policy=options.write_policy, extra=options.server_flags,
+        if saved is not None:
+            self._refuse(bool(saved.get("fits", True)), saved.get("problems", ()))
+            argv = [*saved["command"], *server.flags(self._request(saved["command"]))]
+            return server.adopt(argv, saved.get("env", {}), installation, gpus=gpus), Path(options.model).read_bytes()
+        plan = make_plan(
+            PlanOptions(
+                local_model(options.model, name), name, installation.version, tp=options.tp, context=options.context,
+                host_cache_bytes=options.host_cache, server_flags=server.flags(self._request(())), env=pool_variables(),
+                device_cache_bytes=options.device_cache if name == "embedded" else None,
+            ),
+            self._machine,
         )  # fmt: skip
-        return server.launch(request, installation), None
+        document = plan.to_json()
+        self._show(_event("plan", fits=plan.fits, problems=document["problems"], warnings=document["warnings"]))
+        self._refuse(plan.fits, document["problems"])
+        launch = server.adopt(plan.command, plan.env, installation, gpus=gpus)
+        return launch, json.dumps(document, indent=1).encode()
+
+    def _request(self, planned: Sequence[str]) -> StartRequest:
+        """Beyond the plan; what a saved plan already says of the address is kept unless the user says otherwise."""
+        options = self._options
+        return StartRequest(
+            host=options.host, port=options.port, served_name=options.served_name,
+            device_cache_bytes=None if planned else options.device_cache, write_policy=options.write_policy,
+            extra=options.server_flags,
+        )  # fmt: skip
+
+    def _refuse(self, fits: bool, problems: Sequence[Mapping[str, Any]]) -> None:
+        if fits or self._options.no_plan:
+            return
+        first = problems[0] if problems else {}
+        raise RefusedError(
+            str(first.get("message", "the plan does not fit")), fix=first.get("fix"), code=first.get("code")
+        )
 
     def _until_ready(self, tail: EventTail) -> ExitCode:
         """Follow the supervisor's events until ready or lost."""
@@ -189,10 +222,7 @@ class BringUp:
         from forebay.operation.verify import verify_run
 
         report = verify_run(self._machine, self._run, probe_s=self._options.probe_seconds, tell=self._say)
-        self._show({
-            "schema": 1, "at": round(time.time(), 3), "event": "verified", "in_effect": report.in_effect,
-            "rows": [row.as_json() for row in report.rows],
-        })  # fmt: skip
+        self._show(_event("verified", in_effect=report.in_effect, rows=[row.as_json() for row in report.rows]))
         for line in report.lines():
             self._say(line)
         return ExitCode.DONE if report.in_effect else ExitCode.NOT_IN_EFFECT
@@ -221,8 +251,6 @@ def _saved_plan(model: str) -> Mapping[str, Any] | None:
     Raises:
         UsageError: a JSON file that is no plan.
     """
-    import json
-
     if not model.endswith(".json") or not Path(model).is_file():
         return None
     try:
@@ -234,6 +262,36 @@ def _saved_plan(model: str) -> Mapping[str, Any] | None:
             f"{model} is no plan: it has no server and command", fix="make one with `forebay plan MODEL --json`"
         )
     return plan
+
+
+def local_model(model: str, server: str) -> str:
+    """``model`` as a folder that SGLang and vLLM can load; the embedded server resolves its own.
+
+    A catalogue name with real weights and a .gguf file are converted once, by the engine's own converter in a process of
+    its own.
+
+    Raises:
+        RefusedError: the conversion failed.
+    """
+    known = model == "smollm2" or model.endswith(".gguf")
+    if server == "embedded" or not known:
+        return model
+    code = "import sys; from forebay.engine.runtime.convert import resolve_model; print(resolve_model(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RefusedError(f"{model} could not be made into a folder for {server}: {said}", fix="give a model folder")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def pool_variables() -> dict[str, str]:
+    """The variables of this environment that size a server's pools: the plan must know them."""
+    names = ("VLLM_CPU_KVCACHE_SPACE", "LMCACHE_MAX_LOCAL_CPU_SIZE")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _event(kind: str, **fields: object) -> dict[str, Any]:
+    return {"schema": 1, "at": round(time.time(), 3), "event": kind, **fields}
 
 
 def _run_name(model: str, server: str) -> str:

@@ -1,15 +1,25 @@
-"""Why a server died: the doctor's answer in the few words that an event and a terminal need."""
+"""Why a server died: the doctor's answer in the few words that an event and a terminal need.
+
+The doctor reads logs and the machine's records. The watch has seen more: which process went first, and who took the port.
+Where the log names no cause of its own, that decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from forebay.causes import Cause
 from forebay.machine.interface import Machine
+from forebay.operation.doctor import Observations, SourceLog, diagnose, read_file
+from forebay.operation.doctor.run_folder import diagnose_run as ask_doctor
+from forebay.operation.observation import OwnerKind, Seen
 from forebay.operation.record import Run
-from forebay.operation.subject import Target
+from forebay.servers.base import Role
 
-__all__ = ["Diagnosis", "diagnose_run", "diagnose_target"]
+__all__ = ["Diagnosis", "diagnose_log", "diagnose_run"]
+
+_WEAK = (None, Cause.UNKNOWN, Cause.STOPPED_ON_REQUEST, Cause.ENGINE_BUG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +35,48 @@ class Diagnosis:
         return {"cause": self.cause, "cause_evidence": list(self.evidence), "fix": self.fix}
 
 
-def diagnose_run(run: Run, machine: Machine) -> Diagnosis:
-    """The cause of ``run``'s death, from its log, its exit code and what the machine recorded."""
-    return Diagnosis("unknown")
+def diagnose_run(run: Run, machine: Machine, seen: Seen) -> Diagnosis:
+    """The cause of ``run``'s death, from its log, its exit code, what the machine recorded and what the watch saw."""
+    answer = ask_doctor(run, machine)
+    evidence = tuple(f"{item.source}:{item.line}: {item.text}" if item.line else item.text for item in answer.evidence)
+    return _weighed(Diagnosis(answer.cause or Cause.UNKNOWN, evidence, answer.fix), seen)
 
 
-def diagnose_target(machine: Machine, target: Target, server: str, evidence: Sequence[str]) -> Diagnosis:
-    """The cause of a death seen from outside."""
-    return Diagnosis("unknown")
+def diagnose_log(log: str | None, server: str, seen: Seen) -> Diagnosis:
+    """The cause of a death seen from outside; without a log only what the watch saw."""
+    sources: list[SourceLog] = []
+    if log is not None:
+        try:
+            sources = [read_file(Path(log))]
+        except OSError:
+            sources = []
+    exit_code = next((lost.exit_code for lost in seen.lost if lost.role is Role.FRONT), None)
+    if not sources:
+        return _weighed(Diagnosis(Cause.UNKNOWN), seen)
+    known = server if server in ("embedded", "sglang", "vllm") else None
+    answer = diagnose(sources, Observations(server=known, exit_code=exit_code))
+    evidence = tuple(f"{item.source}:{item.line}: {item.text}" if item.line else item.text for item in answer.evidence)
+    return _weighed(Diagnosis(answer.cause or Cause.UNKNOWN, evidence, answer.fix), seen)
+
+
+def _weighed(told: Diagnosis, seen: Seen) -> Diagnosis:
+    """``told``, unless it names no cause and the watch saw one."""
+    if told.cause not in _WEAK:
+        return told
+    own = _from_watch(seen)
+    return own if own is not None else told
+
+
+def _from_watch(seen: Seen) -> Diagnosis | None:
+    if seen.owner.kind is OwnerKind.OTHER:
+        evidence = (f"pid {seen.owner.pid} ({seen.owner.command[:100]}) listens on the port",)
+        return Diagnosis(Cause.PORT_IN_USE, evidence, "end that process, or choose another --port")
+    first = seen.lost[0] if seen.lost else None
+    if first is None:
+        return None
+    fix = "look for who killed it: the kernel log says whether memory ran out"
+    if first.role is not Role.FRONT:
+        return Diagnosis(Cause.WORKER_KILLED, (first.describe(),), fix)
+    if first.exit_code is not None and first.exit_code == -9:
+        return Diagnosis(Cause.FRONT_KILLED, (first.describe(),), fix)
+    return None

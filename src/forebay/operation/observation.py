@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from forebay.servers.base import HealthReading, Role
 
-__all__ = ["Activity", "Lost", "Observation", "Owner", "OwnerKind", "TokenState", "Watched"]
+__all__ = ["Activity", "Lost", "Observation", "Owner", "OwnerKind", "Seen", "TokenState", "Watched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +118,11 @@ class Observation:
     percent: float | None = None
     error_line: str | None = None
     paused: str | None = None  # evidence that it was paused on request
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the watch itself saw of the death. ``lost`` in the order in which they went."""
+
+    lost: tuple[Lost, ...] = ()
+    owner: Owner = Owner(OwnerKind.NOBODY)

@@ -171,7 +171,7 @@ class Supervisor:
             self._tell_dead()
 
     def _tell_dead(self) -> None:
-        from forebay.operation.diagnosis import diagnose_run
+        from forebay.operation.diagnosis import diagnose_run  # the doctor's tables: needed only now
 
         watcher = self._watcher
         asked = self._run.read().stop_requested_at is not None
@@ -181,7 +181,7 @@ class Supervisor:
             self._run.event("stopped", evidence=evidence)
             return
         self._write_state("dead")
-        diagnosis = diagnose_run(self._run, self._machine)
+        diagnosis = diagnose_run(self._run, self._machine, watcher.seen())
 
         def change(now: RunRecord) -> None:
             _end(now, "dead", evidence=evidence)

@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.errors import ExitCode
 from forebay.machine.interface import Machine
-from forebay.operation.diagnosis import diagnose_target
+from forebay.operation.diagnosis import diagnose_log
 from forebay.operation.judge import Limits, State
 from forebay.operation.log_reader import LogReader
 from forebay.operation.subject import Target, guess_server
@@ -83,7 +83,7 @@ def _dead(
         watcher.step()
         time.sleep(0.1)
     evidence = list(watcher.verdict.evidence)
-    diagnosis = diagnose_target(machine, target, server.name, evidence)
+    diagnosis = diagnose_log(target.log, server.name, watcher.seen())
     show(_line("dead", evidence=evidence, stage=watcher.stage[0], **diagnosis.fields()))
     return ExitCode.DEAD
 

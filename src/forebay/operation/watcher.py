@@ -15,7 +15,7 @@ from forebay.machine.interface import Machine
 from forebay.machine.processes import ProcessId, identify
 from forebay.operation.judge import Judge, Limits, State, Verdict
 from forebay.operation.log_reader import LogReader
-from forebay.operation.observation import Activity, Observation, Owner, OwnerKind
+from forebay.operation.observation import Activity, Observation, Owner, OwnerKind, Seen
 from forebay.operation.prober import Prober
 from forebay.operation.sampler import Look, Sampler
 from forebay.operation.stages import StageClock
@@ -44,7 +44,7 @@ class Pace:
     """
 
     turn: tuple[float, float] = (0.1, 0.5)
-    sample: tuple[float, float] = (0.3, 0.5)
+    sample: tuple[float, float] = (0.3, 1.0)
     scan: tuple[float, float] = (0.5, 5.0)
     health: tuple[float, float] = (0.1, 10.0)
     token_s: float = 30.0
@@ -124,6 +124,11 @@ class Watcher:
     def activity(self) -> Activity:
         """Sums over the processes at the last look."""
         return self._look.activity if self._look is not None else Activity()
+
+    def seen(self) -> Seen:
+        """What the watch saw of a death."""
+        look = self._look
+        return Seen() if look is None else Seen(look.lost, look.owner)
 
     def _now_pace(self, pair: tuple[float, float]) -> float:
         return pair[1] if self.verdict.state in (*_UP, State.PAUSED) else pair[0]

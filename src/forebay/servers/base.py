@@ -132,26 +132,17 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """What to start, in Forebay's words. Sizes are bytes; None leaves the server's default.
+    """What to start beyond what the plan decides (model, ranks, context, host tier). None leaves the server's default.
 
     Attributes:
-        model: a folder, file or name, as the server takes it.
-        gpus: accelerators to use; 0 starts on the CPU.
-        host_cache_bytes: host pool *in total* over the ranks.
         device_cache_bytes: device pool *per rank*.
         extra: the user's own flags, in the server's own units; they win over everything above.
     """
 
-    model: str
     host: str = "127.0.0.1"
     port: int = 30000
     served_name: str | None = None
-    gpus: int = 0
-    tp: int = 1
-    context_tokens: int | None = None
     device_cache_bytes: int | None = None
-    device_cache_tokens: int | None = None
-    host_cache_bytes: int | None = None
     write_policy: str | None = None
     extra: tuple[str, ...] = ()
 
@@ -206,15 +197,19 @@ class Server(Protocol):
     flush_path: str | None  # POST drops the device copies of cached pages, and nothing else
     evidence_flag: str  # without it the server does not say where cached tokens came from
 
-    def launch(self, request: StartRequest, installation: Installation) -> Launch:
-        """The command for ``request``, evidence flags added.
+    def flags(self, request: StartRequest) -> tuple[str, ...]:
+        """``request`` in this server's own flags, the user's own last.
 
         Raises:
             UsageError: something in the request has no flag in this server.
         """
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation) -> Launch:
-        """The command of a saved plan, made to run here: this installation's interpreter, evidence flags added."""
+    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
+        """A planned command made to run here: this installation's interpreter, evidence flags added.
+
+        Args:
+            gpus: accelerators of this machine; 0 starts on the CPU.
+        """
 
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
         """The role of each process of the tree under ``front`` (orphans of it included)."""

@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 
 from forebay.machine.interface import HttpFailureKind
-from forebay.servers.base import Ask, Condition, HealthReading, ProcessView, Role, Setting, TokenReading
+from forebay.servers.base import Ask, Condition, HealthReading, ProcessView, Role, Setting, StartRequest, TokenReading
+from forebay.servers.flags import has_flag
 from forebay.servers.http import Answer
 
 __all__ = [
+    "common_flags",
     "completion_ask",
     "cpu_bind",
     "environment_path",
@@ -27,6 +29,19 @@ def flags_of(argv: Sequence[str]) -> tuple[str, ...]:
         if word.startswith("--"):
             return tuple(argv[index:])
     return ()
+
+
+def common_flags(request: StartRequest) -> list[str]:
+    """What all three servers spell alike; a flag the user gives is left to the user."""
+    flags: list[str] = []
+    for name, value in (
+        ("--host", request.host),
+        ("--port", str(request.port)),
+        ("--served-model-name", request.served_name),
+    ):
+        if value is not None and not has_flag(request.extra, name):
+            flags += [name, value]
+    return flags
 
 
 def environment_path(first: str, variable: str = "PYTHONPATH") -> str:

@@ -22,6 +22,7 @@ from forebay.servers.base import (
     TokenReading,
 )
 from forebay.servers.common import (
+    common_flags,
     completion_ask,
     flags_of,
     read_completion,
@@ -52,24 +53,14 @@ class Embedded:
     flush_path: str | None = "/flush_cache?tier=device"
     evidence_flag = ""
 
-    def launch(self, request: StartRequest, installation: Installation) -> Launch:
-        """See ``Server.launch``. Sizes carry their unit; the host cache is one budget for the node."""
-        flags = ["--host", request.host, "--port", str(request.port)]
-        if request.served_name:
-            flags += ["--served-model-name", request.served_name]
-        if request.tp > 1:
-            flags += ["--tp", str(request.tp)]
-        if request.context_tokens is not None:
-            flags += ["--context-length", str(request.context_tokens)]
-        if request.device_cache_bytes is not None:
-            flags += ["--device-cache", f"{request.device_cache_bytes}B"]
-        if request.host_cache_bytes is not None:
-            flags += ["--host-cache", f"{request.host_cache_bytes}B"]
+    def flags(self, request: StartRequest) -> tuple[str, ...]:
+        """See ``Server.flags``. The device cache is the plan's here, as the host cache is."""
+        flags = common_flags(request)
         if request.write_policy is not None:
             flags += ["--write-policy", request.write_policy]
-        return Launch((*_head(installation), request.model, *flags, *request.extra), {})
+        return (*flags, *request.extra)
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation) -> Launch:
+    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
         """See ``Server.adopt``. The head is everything up to ``serve``; the model follows it."""
         words = list(argv)
         rest = words[words.index("serve") + 1 :] if "serve" in words else list(flags_of(argv))

@@ -30,12 +30,19 @@ from forebay.servers.base import (
     StopHabits,
     TokenReading,
 )
-from forebay.servers.common import cpu_bind, environment_path, flags_of, refused_or_silent, setting, tree_roles
+from forebay.servers.common import (
+    common_flags,
+    cpu_bind,
+    environment_path,
+    flags_of,
+    refused_or_silent,
+    setting,
+    tree_roles,
+)
 from forebay.servers.flags import flag_value, has_flag, with_flag
 from forebay.servers.http import Answer
 from forebay.servers.install import Installation
 from forebay.servers.prometheus import Metrics, parse_metrics
-from forebay.sizes import GB
 
 __all__ = ["SGLang"]
 
@@ -63,42 +70,23 @@ class SGLang:
     flush_path: str | None = None
     evidence_flag = "--enable-metrics"
 
-    def launch(self, request: StartRequest, installation: Installation) -> Launch:
-        """See ``Server.launch``. The host cache in total is divided by the ranks, in whole GB (rounded down)."""
-        flags = ["--model-path", request.model, "--host", request.host, "--port", str(request.port)]
-        if request.served_name:
-            flags += ["--served-model-name", request.served_name]
-        if request.tp > 1:
-            flags += ["--tp-size", str(request.tp)]
-        if request.context_tokens is not None:
-            flags += ["--context-length", str(request.context_tokens)]
-        if request.device_cache_tokens is not None:
-            flags += ["--max-total-tokens", str(request.device_cache_tokens)]
-        elif request.device_cache_bytes is not None:
+    def flags(self, request: StartRequest) -> tuple[str, ...]:
+        """See ``Server.flags``."""
+        flags = common_flags(request)
+        if request.device_cache_bytes is not None:
             raise UsageError(
-                "SGLang sizes its device pool by a share of memory or in tokens, not in bytes",
+                "--device-cache: SGLang sizes its device pool by a share of memory or in tokens, not in bytes",
                 fix="give --mem-fraction-static or --max-total-tokens after --",
             )
-        if request.host_cache_bytes is not None:
-            flags += ["--enable-hierarchical-cache", "--hicache-size", str(self._gb_per_rank(request))]
-            flags += ["--hicache-write-policy", request.write_policy or "write_through"]
-        return self._finish((*flags, *request.extra), request.gpus, installation)
+        if request.write_policy is not None:
+            flags += ["--hicache-write-policy", request.write_policy]
+        return (*flags, *request.extra)
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation) -> Launch:
+    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
         """See ``Server.adopt``."""
-        gpus = 0 if flag_value(argv, "--device") == "cpu" or "SGLANG_USE_CPU_ENGINE" in env else 1
-        launch = self._finish(flags_of(argv), gpus, installation)
+        flags = flags_of(argv)
+        launch = self._finish(flags, 0 if flag_value(flags, "--device") == "cpu" else gpus, installation)
         return Launch(launch.argv, {**launch.env, **env}, launch.added)
-
-    def _gb_per_rank(self, request: StartRequest) -> int:
-        whole = (request.host_cache_bytes or 0) // request.tp // GB
-        if whole < 1:
-            raise UsageError(
-                f"--host-cache: {request.host_cache_bytes} bytes over {request.tp} ranks is less than 1 GB per rank, "
-                "the least --hicache-size can say",
-                fix=f"give at least {request.tp}GB",
-            )
-        return whole
 
     def _finish(self, flags: tuple[str, ...], gpus: int, installation: Installation) -> Launch:
         added: list[Added] = []

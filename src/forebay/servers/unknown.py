@@ -38,12 +38,12 @@ class UnknownServer:
     flush_path: str | None = None
     evidence_flag = ""
 
-    def launch(self, request: StartRequest, installation: Installation) -> Launch:
+    def flags(self, request: StartRequest) -> tuple[str, ...]:
         """Never: there is no command to build."""
         raise UsageError("an unknown server cannot be started", fix="name one with --server")
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation) -> Launch:
-        """Never, as ``launch``."""
+    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
+        """Never, as ``flags``."""
         raise UsageError("an unknown server cannot be started", fix="name one with --server")
 
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:

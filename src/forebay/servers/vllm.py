@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from forebay.errors import UsageError
 from forebay.servers.base import (
     Added,
     Ask,
@@ -25,6 +26,7 @@ from forebay.servers.base import (
     TokenReading,
 )
 from forebay.servers.common import (
+    common_flags,
     completion_ask,
     cpu_bind,
     flags_of,
@@ -37,7 +39,6 @@ from forebay.servers.flags import flag_value, has_flag
 from forebay.servers.http import Answer
 from forebay.servers.install import Installation
 from forebay.servers.prometheus import parse_metrics
-from forebay.sizes import GIB
 
 __all__ = ["VLLM"]
 
@@ -66,25 +67,18 @@ class VLLM:
     flush_path: str | None = None
     evidence_flag = _DETAILS
 
-    def launch(self, request: StartRequest, installation: Installation) -> Launch:
-        """See ``Server.launch``."""
-        flags = ["--model", request.model, "--host", request.host, "--port", str(request.port)]
-        if request.served_name:
-            flags += ["--served-model-name", request.served_name]
-        if request.tp > 1:
-            flags += ["--tensor-parallel-size", str(request.tp)]
-        if request.context_tokens is not None:
-            flags += ["--max-model-len", str(request.context_tokens)]
+    def flags(self, request: StartRequest) -> tuple[str, ...]:
+        """See ``Server.flags``."""
+        flags = common_flags(request)
         if request.device_cache_bytes is not None:
             flags += ["--kv-cache-memory-bytes", str(request.device_cache_bytes)]
-        if request.host_cache_bytes is not None:
-            flags += ["--kv-offloading-size", f"{request.host_cache_bytes / GIB:g}"]
-        return self._finish((*flags, *request.extra), {}, request.gpus, installation)
+        if request.write_policy is not None:
+            raise UsageError("--write-policy: vLLM has no such setting", fix="leave it out")
+        return (*flags, *request.extra)
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation) -> Launch:
+    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
         """See ``Server.adopt``."""
-        gpus = 0 if any(name.startswith("VLLM_CPU_") for name in env) or _is_cpu(installation) else 1
-        return self._finish(flags_of(argv), env, gpus, installation)
+        return self._finish(flags_of(argv), env, 0 if _is_cpu(installation) else gpus, installation)
 
     def _finish(self, flags: tuple[str, ...], env: Mapping[str, str], gpus: int, installation: Installation) -> Launch:
         added: list[Added] = []
