@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["show", "show_log"]
 
 
+_WIDE = 130
+"""From this terminal width on the table has room for each number's source in words."""
+
+
 def show(plan: Plan, *, explain: bool) -> None:
     """Print ``plan``; with ``explain`` every line of its arithmetic."""
     console = Console(highlight=False, soft_wrap=True)
@@ -25,7 +29,7 @@ def show(plan: Plan, *, explain: bool) -> None:
         f"[bold]{escape(plan.model)}[/] ({plan.architecture}) on {plan.server} {plan.server_version}: "
         f"TP {plan.tp}, DP {plan.dp}, PP {plan.pp}, {plan.ranks} ranks"
     )
-    console.print(_table(plan))
+    console.print(_table(plan, notes=console.width >= _WIDE))
     if explain:
         console.print("[bold]Arithmetic[/]")
         for step in plan.steps:
@@ -43,7 +47,7 @@ def show(plan: Plan, *, explain: bool) -> None:
     console.print("  " + escape(shlex.join(plan.command)))
 
 
-def _table(plan: Plan) -> Table:
+def _table(plan: Plan, *, notes: bool) -> Table:
     steps = {step.key: step for step in plan.steps}
     device, host, ranks = plan.device, plan.host, plan.ranks
     table = Table(show_edge=False, pad_edge=False)
@@ -52,7 +56,8 @@ def _table(plan: Plan) -> Table:
 
     def row(label: str, per_rank: str, total: str, key: str) -> None:
         step = steps.get(key)
-        table.add_row(label, per_rank, total, escape(f"{step.how}: {step.note}") if step else "")
+        how = "" if step is None else f"{step.how}: {step.note}" if notes else str(step.how)
+        table.add_row(label, per_rank, total, escape(how))
 
     row("weights", _size(plan.weights_per_rank_bytes), _size(plan.weights_bytes), "weights_per_rank_bytes")
     kv_key = "kv_bytes_per_token_per_rank"

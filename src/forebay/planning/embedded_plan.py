@@ -229,7 +229,7 @@ def _command(request: PlanRequest) -> tuple[str, ...]:
     ):
         if said is not None:
             settings[dest] = said
-    words = ["forebay", "serve", request.model.location]
+    words = ["forebay", "serve", request.model.name]
     by_dest = {flag.dest: flag for flag in FLAGS}
     for dest, value in settings.items():
         words += render(by_dest[dest], value)
