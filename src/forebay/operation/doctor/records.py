@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from forebay.causes import docs_anchor
 __all__ = ["SCHEMA", "Diagnosis", "Evidence", "Observations", "RuledOut"]
 
 SCHEMA = 1
+
+_OOM = re.compile(r"out of memory|oom[-_](?:kill|reaper)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Observations:
         server: whose run it is, where the run's record says so.
         exit_code: of the front process; negative for a signal, or 128 + signal as a shell reports it.
         kernel_lines: lines of the kernel log since the run began, oldest first.
+        kernel_readable: the kernel log could be read, so that nothing in it means that nothing happened.
         oom_kills: how many times the kernel's memory controller killed in the run's cgroup since it began.
         states: pid -> state letter of /proc (``T`` stopped, ``Z`` zombie).
         names: pid -> what the process is for, for the text.
@@ -53,11 +57,19 @@ class Observations:
     server: str | None = None
     exit_code: int | None = None
     kernel_lines: tuple[str, ...] = ()
+    kernel_readable: bool = False
     oom_kills: int | None = None
     states: Mapping[int, str] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
     pids: tuple[int, ...] = ()
     stop_requested: bool = False
+
+    @property
+    def oom_denied(self) -> bool:
+        """The kernel's records were read, and they show no kill for want of memory."""
+        if self.oom_kills is not None:
+            return self.oom_kills == 0
+        return self.kernel_readable and not any(_OOM.search(text) for text in self.kernel_lines)
 
     @property
     def signal(self) -> int | None:

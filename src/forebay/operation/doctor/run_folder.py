@@ -8,6 +8,7 @@ from pathlib import Path
 from forebay.errors import UsageError
 from forebay.machine.interface import Machine
 from forebay.machine.kernel_log import read_kernel_log
+from forebay.machine.memory import memory_events
 from forebay.machine.processes import is_running, look, uptime_s
 from forebay.operation.doctor.choose import diagnose
 from forebay.operation.doctor.reading import SourceLog, read_file
@@ -65,11 +66,13 @@ def observe(machine: Machine, record: RunRecord, *, oom_kills: int | None = None
             info = look(machine, who.pid, cmdline=False)
             if info is not None:
                 states[who.pid] = info.state
+    lines, readable = _kernel_lines(machine, record)
     return Observations(
         server=record.server if record.server in ("embedded", "sglang", "vllm") else None,
         exit_code=record.exit_code,
-        kernel_lines=_kernel_lines(machine, record),
-        oom_kills=oom_kills,
+        kernel_lines=lines,
+        kernel_readable=readable,
+        oom_kills=oom_kills if oom_kills is not None else _no_kills_at_all(machine),
         states=states,
         names={int(pid): name for pid, name in record.member_names.items() if pid.isdigit()},
         pids=tuple(dict.fromkeys(who.pid for who in members)),
@@ -77,16 +80,22 @@ def observe(machine: Machine, record: RunRecord, *, oom_kills: int | None = None
     )
 
 
-def _kernel_lines(machine: Machine, record: RunRecord) -> tuple[str, ...]:
-    """The kernel's lines since the run began; none after a reboot, whose log is another one."""
+def _no_kills_at_all(machine: Machine) -> int | None:
+    """0 where the control groups count no kill since they were made: then none was of this run. Else not known."""
+    events = memory_events(machine)
+    return 0 if events and all(event.oom_kill == 0 for event in events) else None
+
+
+def _kernel_lines(machine: Machine, record: RunRecord) -> tuple[tuple[str, ...], bool]:
+    """The kernel's lines since the run began, and whether they could be read; not after a reboot, whose log is another one."""
     try:
-        up_s = uptime_s(machine)
+        since = uptime_s(machine) - (machine.now() - record.created_at)
     except OSError:
-        return ()
-    since = up_s - (machine.now() - record.created_at)
+        return (), False
     if since < 0:
-        return ()
-    return tuple(line.text for line in read_kernel_log(machine, since_s=since).lines)
+        return (), False
+    log = read_kernel_log(machine, since_s=since)
+    return tuple(line.text for line in log.lines), log.unreadable is None
 
 
 def _run_of(name: str) -> Run | None:

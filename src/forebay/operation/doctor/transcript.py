@@ -17,7 +17,7 @@ from forebay.servers.grammar.tracker import GRAMMARS
 __all__ = ["Entry", "Transcript", "build"]
 
 _QUIET = re.compile(
-    r"Warning: |^\s*warnings\.warn|^(?:WARNING|INFO|DEBUG|WARN)\b|\bNCCL (?:INFO|TRACE)\b|^\s*\^+$|^Ignore import error"
+    r"^(?:\S+:\d+: )?\w*Warning: |^\s*warnings\.warn|^(?:WARNING|INFO|DEBUG|WARN)\b|\bNCCL (?:INFO|TRACE)\b|^\s*\^+$|^Ignore import error"
 )
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _STOP = re.compile(

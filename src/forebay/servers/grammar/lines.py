@@ -31,14 +31,14 @@ _CARRIERS = (
 _COMPACT = re.compile(r"(?P<level>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)\s+(?P<target>[\w.:]+): ")  # Dynamo
 
 _SGLANG = re.compile(
-    r"\[(?:\d{4}-(?P<month>\d\d)-(?P<day>\d\d) )(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?P<ranks>(?: (?:DP|TP|PP|EP|CP|ATTN_\w+?)\d+)*)\] ?"
+    r"\[(?:(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d) )(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?P<ranks>(?: (?:DP|TP|PP|EP|CP|ATTN_\w+?)\d+)*)\] ?"
 )
 _VLLM_PROCESS = re.compile(
     r"\((?P<process>APIServer|EngineCore|Worker|VllmWorker|RayWorker|RayWorkerWrapper|EngineCoreActor|ApiServer|Process|DPCoordinator|Engine|CoreEngine)"
     r"(?P<detail>[\w-]*)(?: rank=(?P<rank>\d+))? pid=(?P<pid>\d+)(?:, ip=[\w.:]+)?\) ?"
 )
 _VLLM_STAMP = re.compile(
-    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)? "
+    r"(?:\[[\w-]+\] )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)? "
     r"\[?(?P<origin>(?:\.\.\.)?[\w./-]+?(?::\d+)?)\] ?"
 )
 _LMCACHE = re.compile(
@@ -50,7 +50,7 @@ _GLOG = re.compile(
     r"(?P<letter>[IWEF])(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.\d+\s+\d+ (?P<origin>[\w./-]+:\d+)\] ?"
 )
 _TORCH = re.compile(
-    r"\[(?P<letter>[IWEF])(?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.\d+ (?P<origin>[\w./-]+:\d+)\] ?"
+    r"\[(?P<letter>[IWEF])(?P<month>\d{1,2})(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.\d+ (?P<origin>[\w./-]+:\d+)\] ?"
 )
 _EMBEDDED = re.compile(
     r"\d{4}-(?P<month>\d\d)-(?P<day>\d\d)T(?P<clock>\d\d:\d\d:\d\d)\.\d+Z (?P<level>INFO|WARNING|ERROR) "

@@ -13,8 +13,8 @@ SGLANG = ("sglang",)
 VLLM = ("vllm",)
 
 _OOM = (
-    r"(?:CUDA|HIP|NPU|XPU|MUSA) out of memory|OutOfMemoryError|(?:CUDA|HIP) error: out of memory|"
-    r"(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)|CUBLAS_STATUS_ALLOC_FAILED"
+    r"(?:(?:CUDA|HIP|NPU|XPU|MUSA) out of memory|OutOfMemoryError|(?:CUDA|HIP) error: out of memory|"
+    r"(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)|CUBLAS_STATUS_ALLOC_FAILED)"
 )
 _TRIED = r"(?:.*?Tried to allocate (?P<tried>[\d.]+) (?P<unit>[KMG]iB))?(?:.*?total capacity of (?P<total>[\d.]+) GiB)?(?:.*?of which (?P<free>[\d.]+) (?P<free_unit>[KMG]iB) is free)?"
 _CAPTURE = pattern(

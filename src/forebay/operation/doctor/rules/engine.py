@@ -151,12 +151,13 @@ RULES = (
         "execute_timeout",
         Cause.ENGINE_HUNG,
         pattern(
-            r"RPC call to (?P<call>\w+) timed out|[Ww]atchdog (?:caught collective operation )?[Tt]imeout|Scheduler watchdog timeout|self\.watchdog_\w+|[Ee]ngine (?:is|appears) (?:hung|stuck|unresponsive)"
+            r"RPC call to (?P<call>\w+) timed out|[Ww]atchdog (?:caught collective operation )?[Tt]imeout\b(?!.*self\.soft=True)|[Ee]ngine (?:is|appears) (?:hung|stuck|unresponsive)"
         ),
         "The engine stopped answering while it ran: its worker hung ({call}).",
         say(
             "look at the hung worker before ending it (`py-spy dump --pid PID`, state T is a stopped process); a long prefill needs VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS or --watchdog-timeout raised"
         ),
+        where=Where.ANY,
         cases=("vllm/fault_sigstop_worker_timeout",),
     ),
     Rule(
@@ -212,11 +213,17 @@ RULES = (
         "scheduler_killed_serving",
         Cause.WORKER_KILLED,
         pattern(
-            r"Subprocess (?P<who>\S+) \(pid=\d+\) crashed with exit code -(?:9|15)\b|(?:scheduler|detokenizer)\S* .*(?:exit ?code:? -15)"
+            r"Subprocess (?P<who>\S+) \(pid=\d+\) crashed with exit code -(?P<by>9|15)\b|scheduler (?:died|is dead)\b.*exit ?code: -(?P<by2>9|15)\b|"
+            r"Failed core proc\(s\): \{[^}]*: -(?P<by3>9|15)\b"
         ),
-        "A process of the server was killed from outside: {who}.",
+        "A process of the server was killed from outside, and not by the kernel for want of memory.",
         _KILLED_FIX,
         tier=Tier.FALLOUT,
+        where=Where.ANY,
+        check=lambda found: (
+            found.transcript.observed.oom_denied or "15" in (found.text("by"), found.text("by2"), found.text("by3"))
+        ),
+        rules_out=((Cause.HOST_OOM_KILLED, "neither the kernel log nor memory.events has a kill"),),
     ),
     Rule(
         "cuda_fault",

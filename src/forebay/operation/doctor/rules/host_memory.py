@@ -236,9 +236,11 @@ RULES = (
             r"scheduler (?:died during initialization|is dead)\b.*\(?[Ee]xit ?code: -9\)?|Exit code: -9\b|"
             r"Failed core proc\(s\): \{[^}]*: -9|(?:died|crashed|exited)\b.*exit ?code:? -9\b"
         ),
-        "A child process was killed by SIGKILL (-9) while the server started: the mark of the kernel's out-of-memory killer.",
+        "A child process was killed by SIGKILL (-9): the mark of the kernel's out-of-memory killer.",
         _oom_fix,
         tier=Tier.FALLOUT,
+        where=Where.ANY,
+        check=lambda found: not found.transcript.observed.oom_denied and not found.transcript.has_served,
         cases=("index_69399795908", "sglang/fail_mem_fraction_1_5"),
     ),
     Rule(

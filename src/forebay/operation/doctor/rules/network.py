@@ -51,6 +51,25 @@ RULES = (
         check=lambda found: found.line.level not in ("INFO", "DEBUG") and "Waiting for" not in found.line.text,
     ),
     Rule(
+        "leftover_on_gpu",
+        Cause.LEFTOVER_SCHEDULER,
+        pattern(
+            r"\b(?P<who>sglang::\w+|VLLM::\w+)\s+(?P<mib>\d+) ?MiB|^\S+\s+(?P<pid>\d+)\s+1\s.*\b(?P<who2>sglang::\w+|VLLM::\w+)"
+        ),
+        "{who} of an earlier run still holds GPU memory ({mib} MiB).",
+        say(
+            "end the leftover: `forebay down` of the earlier run, or kill that pid (its parent is gone: ppid 1); then start again"
+        ),
+        where=Where.ANY,
+        needs=(
+            Need(
+                pattern(
+                    r"[Oo]ut of memory|OutOfMemory|is less than desired GPU|Address already in use|address already in use|unbalanced|\s1\s+(?:sglang|VLLM)::"
+                )
+            ),
+        ),
+    ),
+    Rule(
         "leftover_process",
         Cause.LEFTOVER_SCHEDULER,
         pattern(
@@ -101,7 +120,7 @@ RULES = (
         "bind_address",
         Cause.BIND_FAILED,
         pattern(
-            r"(?:\[Errno (?:99|49)\] )?(?:Cannot assign requested address|Can't assign requested address)|could not bind|[Ff]ailed to bind|(?:getaddrinfo|Name or service not known|Temporary failure in name resolution|nodename nor servname)"
+            r"(?:\[Errno (?:99|49)\] )?(?:[Cc]annot assign requested address|Can't assign requested address)|(?:\[Errno (?:99|49)\] error while attempting to bind on address)|could not bind|[Ff]ailed to bind|(?:getaddrinfo|Name or service not known|Temporary failure in name resolution|nodename nor servname)"
         ),
         "The address is not one of this machine's, or does not resolve.",
         say(
