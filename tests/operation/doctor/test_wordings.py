@@ -13,7 +13,8 @@ def test_a_failure_in_another_wording_has_the_same_cause(name: str) -> None:
     cause, text = FAILURES[name]
     answer = diagnose([read_text(text)])
     assert answer.cause == cause, answer
-    assert answer.fix and answer.evidence, answer
+    assert answer.fix, answer
+    assert answer.evidence, answer
 
 
 @pytest.mark.parametrize("name", DEGRADED)

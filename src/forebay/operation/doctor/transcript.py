@@ -79,6 +79,11 @@ class Transcript:
         """Some request was answered with tokens."""
         return any(source.served for source in self.sources)
 
+    @property
+    def has_served(self) -> bool:
+        """It had come up: it said so on a port of its own, or answered with tokens."""
+        return self.up is not None or self.answered
+
     def evidence(self, index: int) -> Evidence:
         """The entry as evidence."""
         entry = self.entries[index]

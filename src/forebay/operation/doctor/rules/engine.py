@@ -220,10 +220,13 @@ RULES = (
         _KILLED_FIX,
         tier=Tier.FALLOUT,
         where=Where.ANY,
-        check=lambda found: (
-            found.transcript.observed.oom_denied or "15" in (found.text("by"), found.text("by2"), found.text("by3"))
+        check=lambda found: _killed_by_somebody(found),
+        rules_out=(
+            (
+                Cause.HOST_OOM_KILLED,
+                "no record of the kernel or the control group says so, and its pools were there long before",
+            ),
         ),
-        rules_out=((Cause.HOST_OOM_KILLED, "neither the kernel log nor memory.events has a kill"),),
     ),
     Rule(
         "cuda_fault",
@@ -256,6 +259,12 @@ RULES = (
         tier=Tier.GENERAL,
     ),
 )
+
+
+def _killed_by_somebody(found: Found) -> bool:
+    """Not the kernel: its records deny it, the signal is another one, or all memory had been taken before it served."""
+    signals = (found.text("by"), found.text("by2"), found.text("by3"))
+    return found.transcript.observed.oom_denied or "15" in signals or found.transcript.has_served
 
 
 def _has_worker(found: Found) -> bool:
