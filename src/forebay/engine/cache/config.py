@@ -71,14 +71,20 @@ class CacheConfig:
     """Names the model's weights and dtype: pages on disk are salted with it."""
     tp: int = 1
     """Ranks."""
+    host_reserve_bytes: int | None = None
+    """Memory that the host tier must leave to everybody else; None: a twentieth of what is available, 0.5 to 8 GiB."""
     segment_bytes: int = 256 * 2**20
     """Size of a segment file, and so the unit in which the disk tier evicts; at most an eighth of ``disk_bytes``."""
-    staging_pages: int = 64
-    """Host pages kept aside for moving between device and disk when the host tier has no room or does not exist."""
+    staging_pages: int = 256
+    """Without a host tier: host pages of each group through which pages move between device and disk. A request can
+    bring back at most this many from disk."""
     load_timeout_s: float = 10.0
     """A load that takes longer than this and than four times its estimate is given up and recomputed."""
-    backup_queue_pages: int = 4096
-    """Backups under way at most; beyond it new pages are not backed up (counted as dropped: ``queue_full``)."""
+    queue_pages: int = 4096
+    """Pages on their way to the host, and pages on their way to disk, at most; beyond it pages are not backed up
+    (counted as drops: ``backup_queue_full``, ``disk_queue_full``)."""
+    cost_doubles_at_tokens: int = 8192
+    """``cost`` eviction: a token after this many others costs twice as much to recompute as the first one."""
 
     def validate(self, spec: KVSpec) -> CacheConfig:
         """Return self if it can work for ``spec``.

@@ -181,6 +181,7 @@ class CostQueue:
         if last is not None and last.node.parent is node and last.rank > value:
             value = last.rank
         copy.rank = value
+        copy.prev = copy  # in no list, but queued
         self._last = copy
         self._serial += 1
         self._live[copy] = self._serial
@@ -188,6 +189,7 @@ class CostQueue:
 
     def remove(self, copy: Copy) -> None:
         del self._live[copy]
+        copy.prev = None
         if self._last is copy:
             self._last = None
         if len(self._heap) > 64 and len(self._heap) > 4 * len(self._live):

@@ -27,6 +27,7 @@ class CacheLease:
         "nodes",
         "num_pages",
         "tables",
+        "tiers",
         "transfers",
         "waits_for",
     )
@@ -40,12 +41,14 @@ class CacheLease:
         """Per group: the first page it still holds; earlier ones are outside the window."""
         self.duplicates: dict[tuple[int, int], int] = {}
         """(group, page number) -> own device page, where the tree's was still arriving when ours was finished."""
+        self.tiers: list[int] = []
+        """Where each page of the prefix came from (DEVICE, HOST or DISK of matching.py)."""
         self.cached = CachedTokens()
         self.gate: Any | None = None
         self.waits_for: tuple[Any, ...] = ()
         """Loads whose pages it uses."""
         self.transfers = 0
-        """Transfers under way that read or fill pages held through this lease."""
+        """Transfers under way that were started for this lease; its closing waits for them."""
         self.closed = False
 
     @property

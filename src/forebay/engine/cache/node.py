@@ -13,25 +13,29 @@ __all__ = ["Children", "Copy", "Node", "Slot"]
 class Copy:
     """One page's bytes of one layer group in one tier, and its place among the evictable copies of that pool."""
 
-    __slots__ = ("arriving", "next", "node", "page", "prev", "rank", "writing")
+    __slots__ = ("arriving", "next", "node", "page", "prev", "rank", "readers", "since")
 
     def __init__(self, node: Node, page: int) -> None:
         self.node = node
         self.page = page
         self.arriving: Any = None
         """The transfer that fills it, until it is complete; None: it may be read."""
-        self.writing = 0
-        """Disk writes that are reading it (host copies only); it is not freed while there are any."""
+        self.readers = 0
+        """Transfers that read it without holding its slot; it is not freed while there are any."""
         self.prev: Copy | None = None
+        """Not None exactly while it is in an eviction queue."""
         self.next: Copy | None = None
         self.rank: float = 0
         """The eviction policy's own mark."""
+        self.since = 0.0
+        """When it was last used (the cache's clock)."""
 
 
 class Slot:
     """One layer group of one page: which tiers have it, and how many leases and transfers hold it.
 
-    Its copies are in their pools' eviction lists exactly while ``lock`` is 0.
+    While ``lock`` is not 0 none of its copies is in an eviction queue. While it is 0 all are, but for two kinds: one
+    still arriving, and one whose turn to go has come while a transfer reads it (*parked*: it goes when that ends).
     """
 
     __slots__ = ("device", "host", "lock")

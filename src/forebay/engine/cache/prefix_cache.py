@@ -1,223 +1,463 @@
-"""The cache as the scheduler sees it: leases over a tree of pages (see ``interface.py`` for the contract)."""
+"""The cache as the scheduler sees it: leases over a tree of pages (see ``interface.py`` for the contract).
+
+It decides; ``Spill`` moves pages down (backups, disk, eviction), ``Recall`` brings them up, ``Matcher`` finds prefixes.
+"""
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable
 from typing import Any
 
+from forebay.engine.cache.accounting import Accounting, Rates
+from forebay.engine.cache.checks import check_cache
 from forebay.engine.cache.config import CacheConfig
+from forebay.engine.cache.digests import chain_digest
+from forebay.engine.cache.disk_store import DiskStore
+from forebay.engine.cache.executor import RankExecutor, TransferExecutor
+from forebay.engine.cache.host_region import HostRegion, split_host_bytes
 from forebay.engine.cache.interface import CachedTokens, Int32Array, Tier
 from forebay.engine.cache.lease import CacheLease
+from forebay.engine.cache.matching import DEVICE, DISK, HOST, Match, Matcher
 from forebay.engine.cache.node import Node
+from forebay.engine.cache.recall import Recall
+from forebay.engine.cache.report import snapshot, stats
 from forebay.engine.cache.residency import Residency
+from forebay.engine.cache.spill import Spill
 from forebay.engine.cache.tree import token_bytes
 from forebay.planning.kv_spec import KVSpec
 
-__all__ = ["PrefixCache"]
+__all__ = ["PrefixCache", "host_page_counts"]
+
+_RESERVE_PAGES = (64, 256)
+"""``write_back`` keeps this many device and host pages free ahead of need (or a 16th and an 8th of a small pool)."""
+_MAX_DISK_LOADS = 128
+_SAVING_S = 0.05
+"""An allocation waits this long at most for pages that ``write_back`` is saving; copying one takes microseconds."""
+
+
+def host_page_counts(spec: KVSpec, config: CacheConfig) -> tuple[int, ...]:
+    """Pages of each group's host pool; without a host tier those for staging, without a disk tier either none."""
+    if config.host_bytes:
+        return split_host_bytes(spec, config.host_bytes)
+    return (config.staging_pages if config.disk_dir is not None else 0,) * len(spec.groups)
 
 
 class PrefixCache:
-    """Rank 0's cache. Not thread-safe: one thread calls it.
+    """Rank 0's cache. Not thread-safe: one thread calls it. With ``executor`` None the device is the only tier.
 
     Args:
         spec: what a page is.
         config: sizes and policies.
+        executor: carries out transfers.
+        store: the disk tier; its writing and reading go through ``executor``.
+        clock: seconds, for ages and time limits.
     """
 
-    def __init__(self, spec: KVSpec, config: CacheConfig) -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        config: CacheConfig,
+        executor: TransferExecutor | None = None,
+        store: DiskStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.spec = spec
         self.config = config.validate(spec)
+        self.accounting = Accounting()
+        self.rates = Rates()
+        self.store = store
+        self._executor = executor
+        self._clock = clock
         self._page = spec.page_size
-        self._windows = [group.window for group in spec.groups]
         self._groups = range(len(spec.groups))
-        self._residency = Residency(
-            spec.page_size, config.device_pages, (0,) * len(spec.groups), config.eviction, lambda depth: 1.0 + depth
+        self._windowed = [g for g, group in enumerate(spec.groups) if group.window is not None]
+        self._full = [g for g, group in enumerate(spec.groups) if group.window is None]
+        has_host = executor is not None and config.host_bytes > 0
+        host_pages = host_page_counts(spec, config) if executor is not None else (0,) * len(spec.groups)
+        self.residency = Residency(spec.page_size, config.device_pages, host_pages, config.eviction, self._cost)
+        self.tree = self.residency.tree
+        if store is not None:
+            self.tree.root.digest = store.salt
+        ids = itertools.count(1)
+        self.spill = Spill(
+            self.residency,
+            executor,
+            store,
+            staging=not has_host,
+            policy=config.write_policy,
+            queue_pages=config.queue_pages,
+            ids=ids,
+            accounting=self.accounting,
+            lease_free=self._transfers_over,
         )
-        self._tree = self._residency.tree
-        self._leases: set[CacheLease] = set()
-        self._counts = {"computed": 0, "device": 0, "evicted": 0}
+        self.recall = Recall(
+            self.residency,
+            executor,
+            self.spill,
+            page_bytes=[spec.page_bytes(g) for g in self._groups],
+            load_timeout_s=config.load_timeout_s,
+            ids=ids,
+            accounting=self.accounting,
+            rates=self.rates,
+            lease_free=self._transfers_over,
+            settled=self._loads_arrived,
+        )
+        self._matcher = Matcher(spec, self.tree, store, config.load, self.rates, has_host=has_host)
+        self.executor: RankExecutor | None = None
+        self.region: HostRegion | None = None
+        """With ``executor``, for the worker: other ranks attach to the region and report to the executor."""
+        self.closers: list[Callable[[], object]] = []
+        """What ``close_tiers`` calls, in order; whoever built the tiers fills it."""
+        self.leases: set[CacheLease] = set()
+        """Open ones, and closed ones that wait for a transfer."""
 
     # -- leases ---------------------------------------------------------------------------------------------------
 
     def open(self, tokens: Int32Array) -> CacheLease | None:
-        """Find, lock and (by policy) start loading the longest usable prefix of ``tokens``, at most len(tokens) - 1."""
-        path = self._tree.walk(token_bytes(tokens), max(0, len(tokens) - 1) // self._page)
-        usable = self._usable(path)
-        nodes = path[:usable]
-        lease = CacheLease(len(self._windows), max(64, len(tokens) // self._page + 16))
-        lease.nodes = nodes
-        lease.num_pages = usable
+        """Find, lock and (by policy) start loading the longest usable prefix of ``tokens``, at most len(tokens) - 1.
+
+        Allocates device pages only for what is loaded. None: not enough device pages now; nothing was changed.
+        """
+        self.residency.now = self._clock()
+        use_disk = self.store is not None and len(self.recall.loads) < _MAX_DISK_LOADS
+        match = self._matcher.find(tokens, use_disk=use_disk)
+        lease = self._lease(match, len(tokens))
+        if lease is None and any(DISK in places[: match.length] for places in match.where):
+            # The disk needs host pages as well, and they may be what is missing.
+            match = self._matcher.find(tokens, use_disk=False)
+            lease = self._lease(match, len(tokens))
+        if lease is not None:
+            self.accounting.loads_declined_tokens += match.declined * self._page
+        return lease
+
+    def _lease(self, match: Match, num_tokens: int) -> CacheLease | None:
+        """A lease over ``match``, its loads started; None: no room now."""
+        needed = [sum(p >= HOST for p in places[f : match.length]) for f, places in zip(match.first, match.where)]
+        loads = any(needed)
+        if loads and not self._has_room_to_load(match, needed):
+            return None
+        nodes = match.nodes
+        for key, digest in match.beyond:
+            node = self.tree.add(nodes[-1] if nodes else self.tree.root, key)
+            node.digest = digest
+            nodes.append(node)
         for group in self._groups:
-            first = lease.first[group] = self._first_readable(group, usable)
-            held = nodes[first:] if first else nodes
-            self._residency.hold(group, held)
-            lease.tables[group][first:usable] = [n.slot(group).device.page for n in held]  # type: ignore[union-attr]
+            self.residency.hold(group, nodes[match.first[group] :])
+        items = self.recall.take_pages(match, nodes) if loads and self._make_room(needed) else None
+        if loads and items is None:
+            for group in self._groups:
+                self.residency.release(group, nodes[match.first[group] :])
+            return None
+        lease = CacheLease(len(self._groups), max(64, num_tokens // self._page + 16))
+        self._fill(lease, match, nodes)
+        if items is not None:
+            self.recall.start(lease, items)
+        self.recall.make_gate(lease)
+        self.leases.add(lease)
         for node in nodes:
             node.hits += 1
-        lease.cached = CachedTokens(device=usable * self._page)
-        self._leases.add(lease)
-        self._counts["device"] += lease.cached.device
+        for group in self._groups:
+            self.spill.used(lease, group, nodes[match.first[group] :])
+        if not lease.waits_for:
+            self.accounting.hit(lease.cached, self.rates)
         return lease
+
+    def _has_room_to_load(self, match: Match, needed: list[int]) -> bool:
+        """Whether the device pages can be had without taking any of the prefix's own."""
+        for group, places in enumerate(match.where):
+            first = match.first[group]
+            own = sum(
+                place == DEVICE and not node.slot(group).lock
+                for place, node in zip(places[first : match.length], match.nodes[first:])
+            )
+            if needed[group] > self.residency.device_room(group) - own:
+                return False
+        return True
+
+    def _fill(self, lease: CacheLease, match: Match, nodes: list[Node]) -> None:
+        """Page tables, waits and counts of a fresh lease."""
+        lease.nodes = nodes
+        lease.num_pages = match.length
+        lease.first = list(match.first)
+        tiers = [DEVICE] * match.length
+        for group in self._groups:
+            first = match.first[group]
+            pages = []
+            for index in range(first, match.length):
+                copy = nodes[index].slot(group).device
+                assert copy is not None, "a page of the prefix is not on the device"
+                pages.append(copy.page)
+                place = match.where[group][index]
+                arriving = copy.arriving
+                if arriving is not None:
+                    self.recall.wait_for(lease, arriving)
+                    place = HOST if arriving.tier is Tier.HOST else DISK
+                if place > tiers[index]:
+                    tiers[index] = place
+            lease.tables[group][first : match.length] = pages
+        lease.tiers = tiers
+        lease.cached = self._count(tiers)
+
+    def _count(self, tiers: list[int]) -> CachedTokens:
+        page = self._page
+        return CachedTokens(tiers.count(DEVICE) * page, tiers.count(HOST) * page, tiers.count(DISK) * page)
 
     def extend(self, lease: CacheLease, num_tokens: int) -> bool:
         """Make room for positions 0 .. num_tokens - 1, evicting if needed. All or nothing; False: no pages now."""
         more = -(-num_tokens // self._page) - lease.num_pages
         if more <= 0:
             return True
-        if any(self._residency.device_room(group) < more for group in self._groups):
+        self.residency.now = self._clock()
+        if any(self.residency.device_room(group) < more for group in self._groups):
+            return False
+        if not self._make_room([more] * len(self._groups)):
             return False
         lease.reserve(lease.num_pages + more)
         for group in self._groups:
-            self._make_room(group, more)
-            pages = self._residency.device[group].take(more)
-            lease.tables[group][lease.num_pages : lease.num_pages + more] = pages
+            lease.tables[group][lease.num_pages : lease.num_pages + more] = self.residency.device[group].take(more)
         lease.num_pages += more
         return True
 
+    def _make_room(self, counts: list[int]) -> bool:
+        """Free so many pages of each group; waits a moment for pages that ``write_back`` is just saving."""
+        deadline = time.monotonic() + _SAVING_S
+        while True:
+            # Every group is asked, so that saving has begun in all of them.
+            ready = [self.spill.make_device_room(group, counts[group]) for group in self._groups]
+            if all(ready):
+                return True
+            if self._executor is None or not self.spill.backups or time.monotonic() > deadline:
+                return False
+            self._executor.wait(0.002)
+            self.poll()
+
     def commit(self, lease: CacheLease, tokens: Int32Array) -> None:
-        """The KV of ``tokens`` (the whole sequence so far) has been computed: full pages join the tree."""
+        """The KV of ``tokens`` (the whole sequence so far) has been computed: full pages join the tree.
+
+        A page another lease committed first is shared and ours is freed. The write policy may start backups.
+        """
         start, stop = len(lease.nodes), len(tokens) // self._page
         if stop > start:
+            self.residency.now = self._clock()
             data = token_bytes(tokens[start * self._page : stop * self._page])
-            parent = lease.nodes[-1] if start else self._tree.root
-            step = self._tree.key_bytes
+            parent = lease.nodes[-1] if start else self.tree.root
+            step = self.tree.key_bytes
             for index in range(start, stop):
                 offset = (index - start) * step
                 parent = self._join(lease, index, parent, data[offset : offset + step])
-            self._counts["computed"] += (stop - start) * self._page
-        self._leave_window(lease, len(tokens))
-
-    def fail_load(self, lease: CacheLease) -> int:
-        """The lease's gate failed: drop what did not arrive; returns how many tokens are still good."""
-        return len(lease.nodes) * self._page
-
-    def close(self, lease: CacheLease) -> None:
-        """Unlock everything, free the partial page."""
-        assert not lease.closed, "a lease was closed twice"
-        lease.closed = True
-        for group in self._groups:
-            for page in lease.own_pages(group):
-                self._residency.device[group].give(page)
-            self._residency.release(group, lease.nodes[lease.first[group] :])
-        lease.num_pages = len(lease.nodes)
-        self._leases.discard(lease)
-
-    def poll(self) -> None:
-        """Take note of finished transfers, start what waits for room. Never blocks."""
-
-    def flush(self, tier: Tier | None = None) -> dict[str, int]:
-        """Drop all unlocked copies in ``tier`` (None: everywhere); returns pages dropped a tier."""
-        dropped = 0
-        if tier in (None, Tier.DEVICE):
-            for group in self._groups:
-                while (copy := self._residency.device_queue[group].first()) is not None:
-                    self._residency.drop_device(group, copy)
-                    dropped += 1
-        return {Tier.DEVICE.value: dropped}
-
-    def stats(self) -> dict[str, Any]:
-        """Counters and gauges."""
-        return {"nodes": self._tree.num_nodes, "leases": len(self._leases), **self._counts}
-
-    def check(self) -> None:
-        """Raise AssertionError when an invariant is broken."""
-        for group in self._groups:
-            owners: dict[int, str] = {}
-            locks = 0
-            for node in self._tree.nodes():
-                slot = node.slot(group)
-                locks += slot.lock
-                if slot.device is not None:
-                    assert slot.device.page not in owners, "two nodes own one device page"
-                    owners[slot.device.page] = f"the page at depth {node.depth}"
-            for lease in self._leases:
-                for page in lease.own_pages(group):
-                    assert page not in owners, "a lease's own page belongs to somebody else too"
-                    owners[page] = "a lease"
-                locks -= len(lease.nodes) - lease.first[group]
-            assert locks == 0, "locks do not balance"
-            self._residency.device[group].check(owners)
-
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _first_readable(self, group: int, num_pages: int) -> int:
-        """The first page of ``group`` that the token after ``num_pages`` full pages can read."""
-        window = self._windows[group]
-        if window is None:
-            return 0
-        return max(0, num_pages * self._page - window + 1) // self._page
-
-    def _usable(self, path: list[Node]) -> int:
-        """How many pages of ``path`` a sequence can start from."""
-        usable = len(path)
-        for group in self._groups:
-            if self._windows[group] is None:
-                present = 0
-                for node in path[:usable]:
-                    if node.slot(group).device is None:
-                        break
-                    present += 1
-                usable = present
-        if any(self._windows):
-            runs = [self._runs(group, path[:usable]) for group in self._groups if self._windows[group] is not None]
-            groups = [group for group in self._groups if self._windows[group] is not None]
-            while usable and any(
-                run[usable - 1] < usable - self._first_readable(group, usable) for group, run in zip(groups, runs)
-            ):
-                usable -= 1
-        return usable
-
-    @staticmethod
-    def _runs(group: int, path: list[Node]) -> list[int]:
-        """For each page: how many pages up to it are present without a gap."""
-        runs: list[int] = []
-        run = 0
-        for node in path:
-            run = run + 1 if node.slot(group).device is not None else 0
-            runs.append(run)
-        return runs
-
-    def _make_room(self, group: int, count: int) -> None:
-        pool, queue = self._residency.device[group], self._residency.device_queue[group]
-        while pool.free < count:
-            copy = queue.first()
-            assert copy is not None, "room was promised that is not there"
-            self._residency.drop_device(group, copy)
-            self._counts["evicted"] += 1
+            self.accounting.committed_pages += stop - start
+            for group in self._full:
+                self.spill.used(lease, group, lease.nodes[start:stop])
+        if self._windowed:
+            self._leave_windows(lease, len(tokens))
 
     def _join(self, lease: CacheLease, index: int, parent: Node, key: bytes) -> Node:
         """Page ``index`` of the lease becomes the tree's, or is replaced by the one that is there already."""
-        node = self._tree.child(parent, key)
+        node = self.tree.child(parent, key)
         if node is None:
-            node = self._tree.add(parent, key)
+            node = self.tree.add(parent, key)
+            if parent.digest is not None:
+                node.digest = chain_digest(parent.digest, key)
         node.hits += 1
         for group in self._groups:
-            self._residency.hold(group, (node,))
+            self.residency.hold(group, (node,))
             table = lease.tables[group]
             page = int(table[index])
             copy = node.slot(group).device
             if copy is None:
-                self._residency.place_on_device(group, node, page)
+                self.residency.place_on_device(group, node, page)
             elif copy.arriving is None:
                 table[index] = copy.page
-                self._residency.device[group].give(page)
+                self.residency.device[group].give(page)
             else:
                 lease.duplicates[group, index] = page
         lease.nodes.append(node)
         return node
 
-    def _leave_window(self, lease: CacheLease, num_tokens: int) -> None:
+    def _leave_windows(self, lease: CacheLease, num_tokens: int) -> None:
         """Give back pages that no later token of this sequence can read."""
-        for group in self._groups:
-            window = self._windows[group]
-            if window is None:
-                continue
+        for group in self._windowed:
             first = lease.first[group]
-            stop = min(len(lease.nodes), max(0, num_tokens - window + 1) // self._page)
-            if stop > first:
-                for index in range(first, stop):
-                    page = lease.duplicates.pop((group, index), None)
-                    if page is not None:
-                        self._residency.device[group].give(page)
-                lease.tables[group][first:stop] = -1
-                lease.first[group] = stop
-                self._residency.release(group, lease.nodes[first:stop])
+            stop = min(len(lease.nodes), self._matcher.first_readable(group, num_tokens))
+            if stop <= first:
+                continue
+            self._free_duplicates(lease, group, first, stop)
+            lease.tables[group][first:stop] = -1
+            lease.first[group] = stop
+            self.residency.release(group, lease.nodes[first:stop])
+
+    def _free_duplicates(self, lease: CacheLease, group: int, first: int, stop: int) -> None:
+        for index in range(first, stop) if lease.duplicates else ():
+            page = lease.duplicates.pop((group, index), None)
+            if page is not None:
+                self.residency.device[group].give(page)
+
+    def fail_load(self, lease: CacheLease) -> int:
+        """The lease's gate failed: drop what did not arrive; returns how many tokens are still good (recompute after).
+
+        All pages after those are given back, the lease's own as well: extend it again before the next step.
+        """
+        self.residency.now = self._clock()
+        was_counted = not lease.waits_for
+        if lease.gate is not None:
+            self.accounting.gate_wait_s += lease.gate.waited_s
+        self.recall.give_up(lease)
+        good = self._good_pages(lease)
+        nodes, firsts = lease.nodes, lease.first
+        for group in self._groups:
+            for page in lease.own_pages(group):
+                self.residency.device[group].give(page)
+        lease.duplicates.clear()
+        lease.nodes = nodes[:good]
+        lease.first = [self._matcher.first_readable(group, good * self._page) for group in self._groups]
+        for group in self._groups:
+            first, table = lease.first[group], lease.tables[group]
+            self.residency.hold(group, lease.nodes[first:])
+            table[:] = -1
+            # Whoever was faster may have put another copy in its place.
+            table[first:good] = [n.slot(group).device.page for n in lease.nodes[first:]]  # type: ignore[union-attr]
+            self.residency.release(group, nodes[firsts[group] :])
+        lease.num_pages = good
+        lease.tiers = lease.tiers[:good]
+        lease.cached = self._count(lease.tiers)
+        if not was_counted:
+            self.accounting.hit(lease.cached, self.rates)
+        return good * self._page
+
+    def _good_pages(self, lease: CacheLease) -> int:
+        """The longest prefix of the lease's that is all on the device."""
+        good = [
+            [(c := node.slot(group).device) is not None and c.arriving is None for node in lease.nodes]
+            for group in self._groups
+        ]
+        for length in range(len(lease.nodes), 0, -1):
+            firsts = [self._matcher.first_readable(group, length * self._page) for group in self._groups]
+            if all(all(good[group][firsts[group] : length]) for group in self._groups):
+                return length
+        return 0
+
+    def close(self, lease: CacheLease) -> None:
+        """Unlock everything, free the partial page. Safe to call once, also while the lease's load is in flight.
+
+        Its tree pages stay locked until transfers that were started for it have ended, so that they become evictable
+        from the deepest up, as every lease's do.
+        """
+        assert not lease.closed, "a lease was closed twice"
+        self.residency.now = self._clock()
+        lease.closed = True
+        for group in self._groups:
+            for page in lease.own_pages(group):
+                self.residency.device[group].give(page)
+        lease.duplicates.clear()
+        lease.num_pages = len(lease.nodes)
+        for group in self._windowed:
+            self.spill.used(lease, group, lease.nodes[lease.first[group] :])
+        if not lease.transfers:
+            self._let_go(lease)
+
+    def _let_go(self, lease: CacheLease) -> None:
+        for op in lease.waits_for:
+            # Loads that another lease started.
+            op.waiting.remove(lease)
+        for group in self._groups:
+            self.residency.release(group, lease.nodes[lease.first[group] :])
+        self.leases.discard(lease)
+
+    # -- transfers ------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Take note of finished transfers, start what waits for room. Called once a step and when idle; never blocks."""
+        if self._executor is None:
+            return
+        self.residency.now = self._clock()
+        for done in self._executor.completed():
+            if done.id in self.spill.backups:
+                self.spill.backup_done(done)
+            elif done.id in self.spill.writes:
+                self.spill.write_done(done)
+            elif done.id in self.recall.loads:
+                self.recall.load_done(done)
+            else:
+                self.recall.read_done(done)
+        self.spill.start_queued()
+        self.spill.keep_reserve(*_RESERVE_PAGES)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a transfer is queued or under way: somebody should poll again soon."""
+        return self.spill.busy or self.recall.busy
+
+    def _transfers_over(self, lease: CacheLease) -> None:
+        if lease.closed:
+            self._let_go(lease)
+
+    def _loads_arrived(self, lease: CacheLease) -> None:
+        if lease.gate is not None:
+            self.accounting.gate_wait_s += lease.gate.waited_s
+        lease.gate = None
+        if not lease.closed:
+            self.accounting.hit(lease.cached, self.rates)
+
+    def note_prefill(self, tokens: int, seconds: float) -> None:
+        """The runner computed ``tokens`` prompt tokens in ``seconds``: what ``auto`` weighs loading against."""
+        self.rates.prefill.note(tokens, seconds)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Poll until no transfer is under way; False: some still are after ``timeout_s``. Blocks."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.poll()
+            if not self.is_busy:
+                return True
+            if time.monotonic() > deadline or self._executor is None:
+                return False
+            self._executor.wait(0.02)
+
+    def flush(self, tier: Tier | None = None) -> dict[str, int]:
+        """Drop all unlocked copies in ``tier`` (None: everywhere); returns pages dropped a tier.
+
+        It first waits for transfers under way, so that pages being backed up are not spared and then found again. From
+        one tier alone pages go as the write policy has it: ``write_back`` saves them in the tier below. Otherwise pages
+        without another copy are lost.
+        """
+        self.settle(self.config.load_timeout_s)
+        everywhere = tier is None
+        dropped: dict[str, int] = {}
+        if everywhere or tier is Tier.DEVICE:
+            evict = self.spill.drop_all_device if everywhere else self.spill.evict_all_device
+            dropped[Tier.DEVICE.value] = sum(evict(group) for group in self._groups)
+        if everywhere or tier is Tier.HOST:
+            evict = self.spill.drop_all_host if everywhere else self.spill.evict_all_host
+            dropped[Tier.HOST.value] = sum(evict(group) for group in self._groups)
+        if self.store is not None and (everywhere or tier is Tier.DISK):
+            dropped[Tier.DISK.value] = self.store.clear()
+        self.settle(self.config.load_timeout_s)
+        return dropped
+
+    def close_tiers(self) -> None:
+        """Finish transfers under way, seal the disk tier, give the host region back. The cache is of no use after it."""
+        self.settle(self.config.load_timeout_s)
+        for close in self.closers:
+            close()
+        self.closers = []
+
+    # -- looking at it --------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges: tokens by tier and state, hits, backups, loads, drops by reason, bytes, seconds."""
+        self.residency.now = self._clock()
+        return stats(self)
+
+    def snapshot(self, prefixes: int = 20) -> dict[str, Any]:
+        """For GET /cache: the tree's size, the hottest prefixes (token counts, never tokens), each tier's state."""
+        return snapshot(self, prefixes)
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken: one owner a page a tier, counts add up, locks balance."""
+        check_cache(self)
+
+    def _cost(self, depth: int) -> float:
+        """What recomputing the page with this number takes, in units of the first page's."""
+        return 1.0 + depth * self._page / self.config.cost_doubles_at_tokens

@@ -40,6 +40,8 @@ class Residency:
         self.host = [PagePool(n) for n in host_pages]
         self.device_queue: list[EvictionQueue] = [make_queue(eviction, cost) for _ in device_pages]
         self.host_queue: list[EvictionQueue] = [make_queue(eviction, cost) for _ in host_pages]
+        self.now = 0.0
+        """The cache's clock, set by its owner: when copies were last used."""
 
     def hold(self, group: int, nodes: Sequence[Node]) -> None:
         """Keep every copy of these slots where it is."""
@@ -48,14 +50,17 @@ class Residency:
         for node in nodes:
             slot = node.extra[group - 1] if group else node
             if not slot.lock:
-                if slot.device is not None:
-                    leave_device(slot.device)
-                if slot.host is not None:
-                    leave_host(slot.host)
+                copy = slot.device
+                if copy is not None and copy.prev is not None:
+                    leave_device(copy)
+                copy = slot.host
+                if copy is not None and copy.prev is not None:
+                    leave_host(copy)
             slot.lock += 1
 
     def release(self, group: int, nodes: Sequence[Node]) -> None:
         """Undo one ``hold``. ``nodes`` run from the root down; the deepest becomes evictable first."""
+        now = self.now
         join_device = self.device_queue[group].add
         join_host = self.host_queue[group].add
         for node in reversed(nodes):
@@ -64,10 +69,13 @@ class Residency:
             if slot.lock:
                 continue
             device, host = slot.device, slot.host
-            if device is not None:
+            if device is not None and device.arriving is None:
+                device.since = now
                 join_device(device)
             if host is not None:
-                join_host(host)
+                if host.arriving is None:
+                    host.since = now
+                    join_host(host)
             elif device is None:
                 self.tree.prune(node)
 
@@ -80,9 +88,8 @@ class Residency:
         return copy
 
     def place_on_host(self, group: int, node: Node, page: int) -> Copy:
-        """``page`` becomes the host copy of a held slot that has none."""
+        """``page`` becomes the host copy of a slot that has none; the caller marks it as arriving."""
         slot = node.slot(group)
-        assert slot.lock, "a host copy was placed in a slot that nobody holds"
         assert slot.host is None, "a slot got a second host copy"
         slot.host = copy = Copy(node, page)
         return copy
@@ -90,7 +97,7 @@ class Residency:
     def drop_device(self, group: int, copy: Copy) -> None:
         """Forget a device copy and free its page."""
         slot = copy.node.slot(group)
-        if not slot.lock:
+        if copy.prev is not None:
             self.device_queue[group].remove(copy)
         slot.device = None
         self.device[group].give(copy.page)
@@ -99,9 +106,9 @@ class Residency:
 
     def drop_host(self, group: int, copy: Copy) -> None:
         """Forget a host copy and free its page."""
-        assert not copy.writing, "a host page was freed while the disk tier reads it"
+        assert not copy.readers, "a host page was freed while a transfer reads it"
         slot = copy.node.slot(group)
-        if not slot.lock:
+        if copy.prev is not None:
             self.host_queue[group].remove(copy)
         slot.host = None
         self.host[group].give(copy.page)

@@ -1,0 +1,127 @@
+"""The host tier's memory: one shared region a node, without a name, so that nothing is left of it whatever dies.
+
+    [control words, 4096 bytes][pages of group 0][pages of group 1]...
+
+It is created with O_TMPFILE in /dev/shm (memfd where that is missing): no name ever exists. Other ranks map it through
+the creator's descriptor, inherited or opened as /proc/<pid>/fd/<n>. The memory is returned when the last of them ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.errors import RefusedError
+from forebay.planning.kv_spec import KVSpec
+from forebay.sizes import format_size
+
+__all__ = ["HostRegion", "Progress", "split_host_bytes"]
+
+Progress = Callable[[int, int, float], None]
+"""(bytes done, bytes in total, bytes a second)"""
+
+_CONTROL_BYTES = 4096
+_CHUNK = 64 * 2**20
+
+
+def split_host_bytes(spec: KVSpec, total: int, tokens_a_sequence: int = 4096) -> tuple[int, ...]:
+    """Pages of each group that ``total`` bytes hold.
+
+    A group with a window needs pages for its window only, where a full group needs them for the whole sequence, taken
+    as ``tokens_a_sequence``: the groups' page counts are in that proportion.
+    """
+    shares = []
+    for group in spec.groups:
+        tokens = tokens_a_sequence if group.window is None else min(tokens_a_sequence, group.window + spec.page_size)
+        shares.append(tokens / tokens_a_sequence)
+    unit = sum(share * spec.page_bytes(g) for g, share in enumerate(shares))
+    return tuple(int(share * (total / unit)) for share in shares)
+
+
+class HostRegion:
+    """A mapping of the node's host pages; ``pages(g)`` is a (pages, page_bytes) array of bytes.
+
+    Args:
+        descriptor: an open file at least as large as the layout needs; the region owns it from now on.
+        page_counts: pages of each group.
+        page_bytes: canonical bytes of each group's page.
+    """
+
+    def __init__(self, descriptor: int, page_counts: Sequence[int], page_bytes: Sequence[int]) -> None:
+        self.descriptor = descriptor
+        self.page_counts = tuple(page_counts)
+        self.page_bytes = tuple(page_bytes)
+        self.nbytes = self.size(page_counts, page_bytes)
+        self._map = mmap.mmap(descriptor, self.nbytes)
+        whole: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self.control: npt.NDArray[np.int64] = whole[:_CONTROL_BYTES].view(np.int64)
+        """Progress of disk reads, one word each: layers that have arrived, or -1 when the read failed."""
+        self._whole = whole
+        self._groups = []
+        start = _CONTROL_BYTES
+        for count, size in zip(page_counts, page_bytes):
+            self._groups.append(whole[start : start + count * size].reshape(count, size))
+            start += count * size
+
+    @staticmethod
+    def size(page_counts: Sequence[int], page_bytes: Sequence[int]) -> int:
+        """Bytes of a region with these pages."""
+        return _CONTROL_BYTES + sum(count * size for count, size in zip(page_counts, page_bytes))
+
+    @classmethod
+    def create(cls, page_counts: Sequence[int], page_bytes: Sequence[int]) -> HostRegion:
+        """A new region; its memory is not there yet (see ``fault_in``)."""
+        try:
+            descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            descriptor = os.memfd_create("forebay-host-cache", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, cls.size(page_counts, page_bytes))
+            return cls(descriptor, page_counts, page_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            os.close(descriptor)
+            size = format_size(cls.size(page_counts, page_bytes))
+            raise RefusedError(f"host cache: cannot map {size} of shared memory: {error}") from error
+
+    @classmethod
+    def attach(cls, path: str, page_counts: Sequence[int], page_bytes: Sequence[int]) -> HostRegion:
+        """Map another process's region through ``path``, its /proc/<pid>/fd/<descriptor>."""
+        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), page_counts, page_bytes)
+
+    @property
+    def path(self) -> str:
+        """Where another process of the same user can open this region while this one lives."""
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def pages(self, group: int) -> npt.NDArray[np.uint8]:
+        """The pages of ``group``, shape (pages, page_bytes)."""
+        return self._groups[group]
+
+    def page(self, group: int, page: int) -> memoryview:
+        """One page as a writable buffer."""
+        return memoryview(self._groups[group][page])
+
+    def fault_in(self, progress: Progress | None = None) -> float:
+        """Touch every byte, so that lack of memory shows now; returns seconds."""
+        started = time.perf_counter()
+        for start in range(0, self.nbytes, _CHUNK):
+            self._whole[start : start + _CHUNK] = 0
+            if progress is not None:
+                done = min(self.nbytes, start + _CHUNK)
+                progress(done, self.nbytes, done / max(1e-9, time.perf_counter() - started))
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        """Unmap; views handed out before keep the memory until they are gone."""
+        self._groups = []
+        del self._whole, self.control
+        # While a view is still alive somewhere the mapping stays, and goes with it.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        os.close(self.descriptor)

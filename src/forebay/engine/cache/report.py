@@ -1,0 +1,127 @@
+"""What the cache says of itself: counters for /metrics, and the picture for GET /cache. Never a token, only counts."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from forebay.engine.cache.eviction import EvictionQueue
+from forebay.engine.cache.node import Node
+from forebay.engine.cache.pools import PagePool
+
+if TYPE_CHECKING:
+    from forebay.engine.cache.prefix_cache import PrefixCache
+
+__all__ = ["snapshot", "stats"]
+
+_LOOK_AT = 20_000
+"""Nodes that a search for the hottest prefixes looks at: a report must not stop a server with a million pages."""
+
+
+def stats(cache: PrefixCache) -> dict[str, Any]:
+    """Counters and gauges; O(groups)."""
+    groups = [_group_stats(cache, group) for group in range(len(cache.spec.groups))]
+    return {
+        **cache.accounting.as_dict(),
+        "nodes": cache.tree.num_nodes,
+        "leases": sum(not lease.closed for lease in cache.leases),
+        "leases_closing": sum(lease.closed for lease in cache.leases),
+        "transfers": {
+            "backups": len(cache.spill.backups),
+            "backup_pages": cache.spill.backing_up_pages,
+            "disk_writes": len(cache.spill.writes),
+            "loads": len(cache.recall.loads),
+        },
+        "tiers": groups[0],
+        "groups": [{"group": group.name, **tiers} for group, tiers in zip(cache.spec.groups, groups)],
+        "rates": {
+            "prefill_tokens_per_s": cache.rates.prefill.value,
+            "host_bytes_per_s": cache.rates.host.value,
+            "disk_bytes_per_s": cache.rates.disk.value,
+        },
+        "disk": None if cache.store is None else cache.store.state(),
+    }
+
+
+def _group_stats(cache: PrefixCache, group: int) -> dict[str, Any]:
+    residency = cache.residency
+    tiers = {"device": _pool_stats(cache, residency.device[group], residency.device_queue[group])}
+    if not cache.spill.staging:
+        tiers["host"] = _pool_stats(cache, residency.host[group], residency.host_queue[group])
+    if cache.store is not None:
+        page_bytes = cache.store.shapes[group].record_bytes
+        pages = cache.store.num_pages(group)
+        tokens = pages * cache.spec.page_size
+        capacity = cache.config.disk_bytes // page_bytes * cache.spec.page_size
+        tiers["disk"] = {"tokens": {"stored": tokens}, "capacity_tokens": capacity}
+    return tiers
+
+
+def _pool_stats(cache: PrefixCache, pool: PagePool, queue: EvictionQueue) -> dict[str, Any]:
+    """Tokens by state: ``free``, ``evictable``, ``held`` (by leases and transfers); age of the first to go."""
+    page_size = cache.spec.page_size
+    first = queue.first()
+    return {
+        "tokens": {
+            "free": pool.free * page_size,
+            "evictable": len(queue) * page_size,
+            "held": (pool.used - len(queue)) * page_size,
+        },
+        "capacity_tokens": pool.size * page_size,
+        "oldest_s": None if first is None else cache.residency.now - first.since,
+    }
+
+
+def snapshot(cache: PrefixCache, prefixes: int) -> dict[str, Any]:
+    """The tree's size, the hottest prefixes, each tier's state."""
+    return {
+        "page_size": cache.spec.page_size,
+        "pages": cache.tree.num_nodes,
+        "tokens": cache.tree.num_nodes * cache.spec.page_size,
+        "hottest_prefixes": _hottest(cache, prefixes),
+        "policies": {
+            "write": cache.config.write_policy.value,
+            "eviction": cache.config.eviction.value,
+            "load": cache.config.load.value,
+        },
+        **cache.stats(),
+    }
+
+
+def _hottest(cache: PrefixCache, count: int) -> list[dict[str, Any]]:
+    """The most used prefixes: where a path's number of uses falls, the part up to there is one.
+
+    A child is never used more often than its parent, so the search goes from the root to the most used page not seen yet.
+    """
+    order = itertools.count()
+    heap: list[tuple[int, int, Node]] = [(0, next(order), cache.tree.root)]
+    found: list[dict[str, Any]] = []
+    for _ in range(_LOOK_AT):
+        if not heap or len(found) >= count:
+            break
+        _, _, node = heapq.heappop(heap)
+        children = node.children
+        below = [] if children is None else [children] if isinstance(children, Node) else list(children.values())
+        for child in below if len(below) <= count else heapq.nlargest(count, below, key=lambda n: n.hits):
+            heapq.heappush(heap, (-child.hits, next(order), child))
+        if node.parent is not None and not any(child.hits == node.hits for child in below):
+            found.append(_describe(cache, node))
+    return found
+
+
+def _describe(cache: PrefixCache, node: Node) -> dict[str, Any]:
+    """One prefix: how long, how often used, and how much of it is where (its first group's pages)."""
+    page_size = cache.spec.page_size
+    device = host = 0
+    at: Node | None = node
+    while at is not None and at.parent is not None:
+        device += at.device is not None
+        host += at.host is not None
+        at = at.parent
+    return {
+        "tokens": (node.depth + 1) * page_size,
+        "uses": node.hits,
+        "device_tokens": device * page_size,
+        "host_tokens": host * page_size,
+    }

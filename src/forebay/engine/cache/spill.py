@@ -1,0 +1,401 @@
+"""Downwards: what is backed up from the device to the host and from there to disk, and what goes when room is needed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from forebay.engine.cache.accounting import Accounting
+from forebay.engine.cache.actions import Backup, DiskPage, DiskWrite, Done, Piece
+from forebay.engine.cache.config import WritePolicy
+from forebay.engine.cache.disk_store import DiskStore
+from forebay.engine.cache.executor import TransferExecutor
+from forebay.engine.cache.lease import CacheLease
+from forebay.engine.cache.node import Copy, Node
+from forebay.engine.cache.ops import BackupOp, Item, WriteOp
+from forebay.engine.cache.residency import Residency
+
+__all__ = ["Spill", "pieces"]
+
+_WRITE_BATCH = 64
+"""Pages of one DiskWrite."""
+_PARK_AT_ONCE = 64
+"""Host pages that one search for room sends to disk before it gives up."""
+
+
+class Spill:
+    """Backups, disk writes and eviction, by the write policy.
+
+    A *staging* page is a host page that only carries bytes between device and disk, where there is no host tier.
+
+    Args:
+        residency: where pages are.
+        executor: None: the device tier is all there is.
+        store: the disk tier, if there is one.
+        staging: there is no host tier; host pages are only for staging.
+        policy: the write policy.
+        queue_pages: pages being backed up, and pages being written to disk, at most.
+        ids: numbers for actions.
+        accounting: counters.
+        lease_free: called when a lease has no transfer left.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        executor: TransferExecutor | None,
+        store: DiskStore | None,
+        *,
+        staging: bool,
+        policy: WritePolicy,
+        queue_pages: int,
+        ids: itertools.count[int],
+        accounting: Accounting,
+        lease_free: Callable[[CacheLease], None],
+    ) -> None:
+        self._residency = residency
+        self._executor = executor
+        self._store = store
+        self.staging = staging
+        self._policy = policy
+        self._queue_pages = queue_pages
+        self._ids = ids
+        self._accounting = accounting
+        self._lease_free = lease_free
+        self._queued: list[tuple[CacheLease, int, list[Node]]] = []
+        self._to_disk: list[Item] = []
+        self._on_way_to_disk: set[tuple[int, bytes]] = set()
+        self.backups: dict[int, BackupOp] = {}
+        self.writes: dict[int, WriteOp] = {}
+        self.backing_up_pages = 0
+        has_lower_tier = executor is not None and (store is not None or not staging)
+        self._ahead = has_lower_tier and policy is not WritePolicy.WRITE_BACK
+        self._back = has_lower_tier and policy is WritePolicy.WRITE_BACK
+
+    @property
+    def busy(self) -> bool:
+        """True while anything is queued or under way."""
+        return bool(self._queued or self._to_disk or self.backups or self.writes)
+
+    def queued(self) -> list[tuple[CacheLease, int, list[Node]]]:
+        """Backups that have not been sent yet (for checks)."""
+        return self._queued
+
+    def staging_items(self) -> Iterable[Item]:
+        """Items whose host page belongs to a transfer and not to the tree (for checks)."""
+        if not self.staging:
+            return
+        for backup in self.backups.values():
+            yield from backup.items
+        for write in self.writes.values():
+            yield from write.items
+        yield from self._to_disk
+
+    # -- write through --------------------------------------------------------------------------------------------
+
+    def used(self, lease: CacheLease, group: int, nodes: Sequence[Node]) -> None:
+        """``lease`` has computed or used these pages, which it holds: queue the backups that the policy asks for."""
+        if not self._ahead:
+            return
+        if self._policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            nodes = [node for node in nodes if node.hits >= 2]
+        wanted = [node for node in nodes if self._is_missing_below(group, node)]
+        if not wanted:
+            return
+        if self.backing_up_pages + len(wanted) > self._queue_pages:
+            self._accounting.drops["backup_queue_full"] += len(wanted)
+            return
+        self._residency.hold(group, wanted)
+        lease.transfers += 1
+        self.backing_up_pages += len(wanted)
+        self._queued.append((lease, group, wanted))
+
+    def _is_missing_below(self, group: int, node: Node) -> bool:
+        """The page is on the device and in no tier that a backup would put it into."""
+        slot = node.slot(group)
+        if slot.device is None or slot.device.arriving is not None or slot.host is not None:
+            return False
+        return not self.staging or not self._is_on_disk(group, node)
+
+    def _is_on_disk(self, group: int, node: Node) -> bool:
+        """On disk, or on its way there."""
+        assert self._store is not None, "a staging page without a disk tier"
+        assert node.digest is not None, "a page without an address with a disk tier"
+        return (group, node.digest) in self._on_way_to_disk or self._store.has(group, node.digest)
+
+    def start_queued(self) -> None:
+        """Send what has been queued since the last call as one Backup, and what is to go to disk."""
+        if self._queued:
+            queued, self._queued = self._queued, []
+            items: list[Item] = []
+            held: list[tuple[int, list[Node]]] = []
+            for _, group, nodes in queued:
+                held.append((group, nodes))
+                items += self._stage(group, nodes)
+            self._start_backup(items, held, [lease for lease, _, _ in queued])
+        self._start_writes()
+
+    def _stage(self, group: int, nodes: Sequence[Node]) -> list[Item]:
+        """A host page for each node that still needs one; those that get none are counted."""
+        items: list[Item] = []
+        for node in nodes:
+            if not self._is_missing_below(group, node):
+                continue
+            page = self.host_page(group)
+            if page is None:
+                self._accounting.drops["host_full"] += 1
+                continue
+            items.append(Item(group, node, node.slot(group).device, self._fill_host(group, node, page)))
+        return items
+
+    def _fill_host(self, group: int, node: Node, page: int) -> Copy:
+        """The copy that a backup will fill; whoever starts the backup marks it as arriving."""
+        if self.staging:
+            copy = Copy(node, page)
+            if node.digest is not None:
+                self._on_way_to_disk.add((group, node.digest))
+        else:
+            copy = self._residency.place_on_host(group, node, page)
+        return copy
+
+    def _start_backup(self, items: list[Item], held: list[tuple[int, list[Node]]], leases: list[CacheLease]) -> None:
+        op = BackupOp(next(self._ids), items, held, leases)
+        for item in items:
+            item.host.arriving = op
+        if not items:
+            self._end_backup(op)
+            return
+        self.backups[op.id] = op
+        assert self._executor is not None, "a backup without an executor"
+        self._executor.submit(Backup(op.id, pieces(items)))
+
+    def backup_done(self, done: Done) -> None:
+        """A Backup has ended on every rank."""
+        op = self.backups.pop(done.id)
+        if done.ok:
+            self._accounting.moved("device_host", len(op.items), done.nbytes, done.seconds)
+        else:
+            self._accounting.drops[done.reason or "backup_failed"] += len(op.items)
+        evicting = not op.held
+        for item in op.items:
+            item.host.arriving = None
+            if not done.ok:
+                self._forget_host(item)
+            elif self._store is not None and (self._ahead or self.staging):
+                self._send_to_disk(item)
+            if evicting:
+                assert item.device is not None, "an eviction without a device copy"
+                if done.ok and not self.staging and not item.node.slot(item.group).lock:
+                    self._residency.host_queue[item.group].add(item.host)
+                self._reading_ended(item.group, item.device)
+        self._end_backup(op)
+
+    def _end_backup(self, op: BackupOp) -> None:
+        for group, nodes in op.held:
+            self._residency.release(group, nodes)
+            self.backing_up_pages -= len(nodes)
+        for lease in op.leases:
+            lease.transfers -= 1
+            if not lease.transfers:
+                self._lease_free(lease)
+
+    def _forget_host(self, item: Item) -> None:
+        """Free the host page of an item that did not make it."""
+        if self.staging:
+            self._residency.host[item.group].give(item.host.page)
+            if item.node.digest is not None:
+                self._on_way_to_disk.discard((item.group, item.node.digest))
+        else:
+            self._residency.drop_host(item.group, item.host)
+
+    # -- to disk --------------------------------------------------------------------------------------------------
+
+    def _send_to_disk(self, item: Item) -> None:
+        """Queue a host page for the disk, unless it is there or too much is waiting."""
+        node = item.node
+        assert node.digest is not None, "a page without an address with a disk tier"
+        if not self.staging:
+            if self._is_on_disk(item.group, node):
+                return
+            self._on_way_to_disk.add((item.group, node.digest))
+        if len(self._on_way_to_disk) > self._queue_pages:
+            self._accounting.drops["disk_queue_full"] += 1
+            self._on_way_to_disk.discard((item.group, node.digest))
+            if self.staging:
+                self._forget_host(item)
+            return
+        item.host.readers += 1
+        self._to_disk.append(item)
+
+    def _start_writes(self) -> None:
+        while self._to_disk:
+            items, self._to_disk = self._to_disk[:_WRITE_BATCH], self._to_disk[_WRITE_BATCH:]
+            op = WriteOp(next(self._ids), items)
+            self.writes[op.id] = op
+            assert self._executor is not None, "a disk write without an executor"
+            pages = [DiskPage(i.group, i.node.digest or b"", i.node.key, i.host.page) for i in items]
+            self._executor.submit(DiskWrite(op.id, tuple(pages)))
+
+    def write_done(self, done: Done) -> None:
+        """A DiskWrite has ended."""
+        op = self.writes.pop(done.id)
+        self._accounting.moved("host_disk", len(op.items) - len(done.bad), done.nbytes, done.seconds)
+        self._accounting.dropped(why for _, why in done.bad)
+        for item in op.items:
+            assert item.node.digest is not None, "a page without an address with a disk tier"
+            self._on_way_to_disk.discard((item.group, item.node.digest))
+            if self.staging:
+                item.host.readers -= 1
+                self._residency.host[item.group].give(item.host.page)
+            else:
+                self._reading_ended(item.group, item.host, host=True)
+
+    # -- eviction -------------------------------------------------------------------------------------------------
+
+    def make_device_room(self, group: int, count: int) -> bool:
+        """Evict until ``count`` pages are free. False: not now (what was evicted until then stays evicted)."""
+        pool = self._residency.device[group]
+        dirty: list[Item] = []
+        leaving = self._leaving(group)
+        while pool.free + leaving + len(dirty) < count:
+            copy = self._residency.device_queue[group].first()
+            if copy is None:
+                break
+            self._evict_device(group, copy, dirty)
+        if dirty:
+            self._start_backup(dirty, [], [])
+        return pool.free >= count
+
+    def keep_reserve(self, device_pages: int, host_pages: int) -> None:
+        """With ``write_back``: evict ahead of need, so that the next allocation does not find only unsaved pages."""
+        if not self._back:
+            return
+        for group, pool in enumerate(self._residency.device):
+            self.make_device_room(group, min(device_pages, pool.size // 16))
+        if self._store is not None and not self.staging:
+            for group, pool in enumerate(self._residency.host):
+                wanted = min(host_pages, pool.size // 8)
+                for _ in range(wanted - pool.free - len(self._on_way_to_disk)):
+                    copy = self._residency.host_queue[group].first()
+                    if copy is None:
+                        break
+                    self._evict_host(group, copy)
+        self._start_writes()
+
+    def evict_all_device(self, group: int) -> int:
+        """Evict everything that nobody holds, by the write policy; returns pages (some go once they are backed up)."""
+        dirty: list[Item] = []
+        count = 0
+        while (copy := self._residency.device_queue[group].first()) is not None:
+            self._evict_device(group, copy, dirty)
+            count += 1
+        if dirty:
+            self._start_backup(dirty, [], [])
+        return count
+
+    def evict_all_host(self, group: int) -> int:
+        """The same for the host tier."""
+        count = 0
+        while (copy := self._residency.host_queue[group].first()) is not None:
+            self._evict_host(group, copy)
+            count += 1
+        self._start_writes()
+        return count
+
+    def drop_all_device(self, group: int) -> int:
+        """Forget everything that nobody holds, without saving it."""
+        count = 0
+        while (copy := self._residency.device_queue[group].first()) is not None:
+            if copy.readers:
+                self._residency.device_queue[group].remove(copy)
+            else:
+                self._residency.drop_device(group, copy)
+            count += 1
+        return count
+
+    def drop_all_host(self, group: int) -> int:
+        """The same for the host tier."""
+        count = 0
+        while (copy := self._residency.host_queue[group].first()) is not None:
+            if copy.readers:
+                self._residency.host_queue[group].remove(copy)
+            else:
+                self._residency.drop_host(group, copy)
+            count += 1
+        return count
+
+    def _leaving(self, group: int) -> int:
+        """Device pages that will be free when the transfers that read them have ended."""
+        evictions = (op for op in self.backups.values() if not op.held)
+        items = (item for op in evictions for item in op.items if item.group == group)
+        return sum(i.device is not None and i.device.prev is None and not i.node.slot(group).lock for i in items)
+
+    def _evict_device(self, group: int, copy: Copy, dirty: list[Item]) -> None:
+        """The first in line goes; now, or when a transfer that reads it has ended (it joins ``dirty`` if that is ours)."""
+        queue = self._residency.device_queue[group]
+        if copy.readers:
+            queue.remove(copy)
+            return
+        node = copy.node
+        if self._back and self._is_missing_below(group, node):
+            page = self.host_page(group)
+            if page is not None:
+                queue.remove(copy)
+                copy.readers += 1
+                dirty.append(Item(group, node, copy, self._fill_host(group, node, page)))
+                return
+            self._accounting.drops["host_full"] += 1
+        self._drop_device(group, copy)
+
+    def _drop_device(self, group: int, copy: Copy) -> None:
+        host = copy.node.slot(group).host
+        if self._back and host is not None and host.prev is not None:
+            # A page that leaves the device counts as used in the host tier now: it was, until now, the device's.
+            self._residency.host_queue[group].remove(host)
+            self._residency.host_queue[group].add(host)
+        self._residency.drop_device(group, copy)
+        self._accounting.pages["device_evicted"] += 1
+
+    def host_page(self, group: int) -> int | None:
+        """A host page, evicting if needed; None: not now."""
+        pool, queue = self._residency.host[group], self._residency.host_queue[group]
+        for _ in range(_PARK_AT_ONCE):
+            if pool.free:
+                return pool.take(1)[0]
+            copy = queue.first()
+            if copy is None:
+                return None
+            self._evict_host(group, copy)
+        return None
+
+    def _evict_host(self, group: int, copy: Copy) -> None:
+        """The first in line goes; now, or when its way to disk is over."""
+        if self._back and self._store is not None and not copy.readers and not self._is_on_disk(group, copy.node):
+            self._send_to_disk(Item(group, copy.node, None, copy))
+        if copy.readers:
+            self._residency.host_queue[group].remove(copy)
+            return
+        self._residency.drop_host(group, copy)
+        self._accounting.pages["host_evicted"] += 1
+
+    def _reading_ended(self, group: int, copy: Copy, *, host: bool = False) -> None:
+        """A transfer no longer reads ``copy``; if its turn to go came meanwhile, and nobody took it since, it goes now."""
+        copy.readers -= 1
+        if copy.readers or copy.prev is not None or copy.node.slot(group).lock:
+            return
+        if host:
+            self._residency.drop_host(group, copy)
+            self._accounting.pages["host_evicted"] += 1
+        else:
+            self._drop_device(group, copy)
+
+
+def pieces(items: Sequence[Item]) -> tuple[Piece, ...]:
+    """The items as pages of each group, in order."""
+    by_group: dict[int, tuple[list[int], list[int]]] = {}
+    for item in items:
+        device, host = by_group.setdefault(item.group, ([], []))
+        assert item.device is not None, "a transfer between device and host without a device copy"
+        device.append(item.device.page)
+        host.append(item.host.page)
+    return tuple(Piece(group, tuple(device), tuple(host)) for group, (device, host) in by_group.items())
