@@ -79,7 +79,7 @@ class Prober:
     def worth_a_token(self) -> bool:
         """Health is up, or is taking its time: asked before, the token request would meet a server still loading."""
         up = self.health is not None and self.health.condition is Condition.UP
-        connected = self.health is not None and self.health.condition is not Condition.REFUSED
+        connected = self.health is None or self.health.condition is not Condition.REFUSED
         return up or (connected and self.health_pending_s >= _SLOW_HEALTH_S)
 
     def forget(self) -> None:

@@ -86,7 +86,7 @@ class Supervisor:
         self._dead_since: float | None = None
         self._told_dead = False
         self._shm_at = -1e9
-        self._known: frozenset[int] = frozenset()
+        self._known: dict[str, str] = {}
 
     def run(self) -> None:
         """Watch, and stay until nothing of the run is left."""
@@ -147,11 +147,10 @@ class Supervisor:
     def _note_members(self) -> None:
         """Who belongs to the run must be on record before anyone is killed: orphans are recognised by it."""
         sampler = self._watcher.sampler
-        members = frozenset(sampler.members)
-        if members == self._known:
-            return
-        self._known = members
         identities, names = sampler.identities(), sampler.names()
+        if names == self._known:
+            return
+        self._known = names
 
         def change(now: RunRecord) -> None:
             now.members, now.member_names = identities, {**now.member_names, **names}

@@ -94,6 +94,7 @@ class Watcher:
         self._look: Look | None = None
         self._sampled_at = self._health_at = self._counters_at = self._progress_at = self._token_at = -1e9
         self._shown: tuple[str, float | None] = ("", None)
+        self._was_ready = self._told_ready = False
 
     def turn_s(self) -> float:
         """How long the caller may wait before the next turn."""
@@ -169,12 +170,12 @@ class Watcher:
         if prober.worth_a_token and due:
             self._token_at = now
             prober.ask_token()
+        if prober.health_pending_s >= 1.0 or prober.paused is not None:
+            prober.ask_pause()
         if prober.health is not None and prober.health.condition is not Condition.REFUSED:
             if now - self._counters_at >= self._now_pace(self._pace.counters):
                 self._counters_at = now
                 prober.ask_counters()
-            if prober.health_pending_s >= 2.0 or prober.paused is not None:
-                prober.ask_pause()
 
     def _observation(self, now: float) -> Observation:
         look = self._look or Look((), (), Activity(), Owner(OwnerKind.NOBODY))
@@ -213,12 +214,17 @@ class Watcher:
         return "launched" if self.sampler.front is not None else "", None
 
     def _stage_events(self, seen: Observation, now: float) -> list[Event]:
-        name = "ready" if self.verdict.state is State.READY else seen.stage
+        self._was_ready = self._was_ready or self.verdict.state is State.READY
+        name = "ready" if self._was_ready else seen.stage
         events: list[Event] = []
         if name and name != self._shown[0]:
             self.stages.enter(name, now, seen.activity)
             events.append(Event("stage", {"stage": name, "percent": seen.percent}))
-        elif now - self._progress_at >= self._pace.progress_s and self.verdict.state not in _UP:
+        elif (
+            now - self._progress_at >= self._pace.progress_s
+            and not self._was_ready
+            and self.verdict.state is not State.DEAD
+        ):
             self._progress_at = now
             events.append(Event("progress", self._progress(seen, now)))
         self._shown = (name, seen.percent)
@@ -244,7 +250,9 @@ class Watcher:
     def _verdict_event(self, verdict: Verdict, now: float) -> Event:
         fields: dict[str, object] = {"evidence": list(verdict.evidence), "stage": self._shown[0]}
         if verdict.state is State.READY:
-            fields["after_s"] = round(now - self.stages.began, 2)
+            if not self._told_ready:
+                fields["after_s"] = round(now - self.stages.began, 2)
+            self._told_ready = True
             if self._look is not None and self._look.owner.pid is not None:
                 fields["owner"] = {"pid": self._look.owner.pid, "command": self._look.owner.command[:200]}
         return Event(verdict.state.value, fields)
