@@ -180,8 +180,9 @@ def _serve(config: EngineConfig, memory_bytes: int | None, shm_bytes: int | None
     from forebay.engine.api.workers import WorkerGroup
     from forebay.engine.events import EventLog
     from forebay.engine.runtime.ipc import Endpoints
-    from forebay.engine.runtime.worker import Machine
+    from forebay.engine.runtime.worker import Machine, name_process
 
+    name_process("forebay::front")
     log = EventLog(config.process.log_format)
     endpoints = Endpoints.create()
     try:

@@ -161,7 +161,7 @@ def _add_operator(app: FastAPI, service: Service) -> None:
 
     async def metrics(request: Request) -> Response:
         stats = await service.stats()
-        body = service.metrics.render(stats.get("cache", {}), service.info)
+        body = service.metrics.render(stats.get("cache", {}))
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def status(request: Request) -> Response:

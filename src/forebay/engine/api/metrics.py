@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -21,13 +28,15 @@ class Metrics:
     """One server's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
+        # Else every counter has a second series, which nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._cache = _CacheCollector()
         self._registry.register(self._cache)
         self._prompt_tokens = self._counter(
             "forebay_prompt_tokens", "Prompt tokens of started requests, by where their KV came from.", "source"
         )
-        self._generated = self._counter("forebay_generation_tokens", "Tokens generated.")
+        self._generated = self._counter("forebay_generated_tokens", "Tokens generated.")
         self._finished = self._counter("forebay_requests_finished", "Sequences that ended, by reason.", "reason")
         self._refused = self._counter("forebay_requests_refused", "HTTP requests not taken, by status.", "status")
         self._preemptions = self._counter("forebay_preemptions", "Sequences that had to give their pages back.")
@@ -98,9 +107,9 @@ class Metrics:
                     totals[name] = sample.value
         return totals
 
-    def render(self, cache_stats: dict[str, Any], info: dict[str, Any]) -> bytes:
-        """The exposition text; ``cache_stats`` is the cache's own report, ``info`` rank 0's description."""
-        self._cache.stats, self._cache.info = cache_stats, info
+    def render(self, cache_stats: dict[str, Any]) -> bytes:
+        """The exposition text; ``cache_stats`` is the cache's own report."""
+        self._cache.stats = cache_stats
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -115,7 +124,6 @@ class _CacheCollector(Collector):
 
     def __init__(self) -> None:
         self.stats: dict[str, Any] = {}
-        self.info: dict[str, Any] = {}
 
     def collect(self) -> Iterable[Metric]:
-        yield from cache_families(self.stats, self.info)
+        yield from cache_families(self.stats)

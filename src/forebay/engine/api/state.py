@@ -59,6 +59,7 @@ class ServerState:
             body["stage"] = self.stage if "ok" not in self.stage.lower() else "starting"
             if self.progress is not None:
                 body["progress"] = round(self.progress, 4)
+                body["percent"] = round(100 * self.progress, 1)
         return 503, body
 
     def refusal(self) -> str:

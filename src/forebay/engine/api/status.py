@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from forebay import __version__
+from forebay.engine.api.cache_metrics import tier_use
 from forebay.engine.api.service import Service
 
 __all__ = ["server_info", "status_json"]
@@ -53,7 +54,7 @@ def status_json(service: Service, stats: dict[str, Any]) -> dict[str, Any]:
         "uptime_s": round(time.time() - service.state.started_at, 1),
         "requests": stats.get("requests", {}),
         "totals": service.metrics.totals(),
-        "cache": stats.get("cache", {}),
+        "tiers": tier_use(stats.get("cache", {})),
         "pools": service.info.get("pools", {}),
         "start": _stages(service),
     }

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from forebay.causes import Cause
+from forebay.engine.cache.build import build_cache
 from forebay.engine.cache.config import CacheConfig as TierConfig
 from forebay.engine.cache.config import Eviction, LoadPolicy, WritePolicy
+from forebay.engine.cache.host_limits import require_host_pool
 from forebay.engine.cache.interface import PrefixCacheProtocol
-from forebay.engine.cache.prefix_cache import PrefixCache
 from forebay.engine.config import SchedulerConfig
 from forebay.engine.events import EventLog
+from forebay.engine.runtime.fingerprint import weights_fingerprint
 from forebay.engine.runtime.kernels import load_backend
 from forebay.engine.runtime.kernels.interface import KernelBackend
 from forebay.engine.runtime.loader import Inspected, inspect, load
@@ -51,12 +53,10 @@ class Engine:
     spec: KVSpec
     scheduler_config: SchedulerConfig
     info: dict[str, Any]
-
-    def close(self) -> None:
-        """Give everything back."""
-        close = getattr(self.cache, "close_tiers", None)
-        if close is not None:
-            close()
+    snapshot: Callable[[], dict[str, Any]]
+    """The cache's picture for GET /cache."""
+    close: Callable[[], None]
+    """Finishes transfers and gives the tiers back."""
 
 
 def build_engine(start: WorkerStart, folder: Path, report: Report, log: EventLog) -> Engine:
@@ -74,6 +74,9 @@ def build_engine(start: WorkerStart, folder: Path, report: Report, log: EventLog
     pages = device_pages(spec, tp, start.cache.device_bytes, start.machine.available_bytes)
     context = _context_length(start, inspected, pages * spec.page_size, log)
     backend = load_backend(threads=threads, progress=lambda line: log.info("kernels", message=line))
+    if start.cache.host_bytes:
+        require_host_pool(start.cache.host_bytes)
+    fingerprint = weights_fingerprint(folder, str(inspected.dtype)) if start.cache.disk_dir is not None else ""
     loaded = load(inspected, backend, progress=lambda done, total: report("loading", done / max(total, 1)))
     report("device pool", 0.0)
     runner = ModelRunner(
@@ -86,12 +89,19 @@ def build_engine(start: WorkerStart, folder: Path, report: Report, log: EventLog
     report("device pool", 1.0)
     if start.cache.host_bytes:
         report("host pool", 0.0)
-    cache = PrefixCache(spec, _tier_config(start, spec, pages))
+    cache = build_cache(
+        spec,
+        _tier_config(start, spec, pages, fingerprint),
+        runner.pool,
+        progress=lambda done, total, rate: report("host pool", done / max(total, 1)),
+    )
     report("warming up", 0.0)
     _warm_up(runner, spec)
     info = _info(start, inspected, spec, pages, context, threads, loaded.weight_bytes, backend)
     log.info("pools", **{key: value for key, value in info["pools"].items() if not isinstance(value, dict)})
-    return Engine(cast(PrefixCacheProtocol, cache), runner, spec, start.scheduler, info)
+    return Engine(
+        cast(PrefixCacheProtocol, cache), runner, spec, start.scheduler, info, cache.snapshot, cache.close_tiers
+    )
 
 
 def device_pages(spec: KVSpec, tp: int, asked_bytes: int | None, available_bytes: int | None) -> int:
@@ -159,7 +169,7 @@ def _threads(start: WorkerStart) -> int:
     return max(1, total // start.process.tp)
 
 
-def _tier_config(start: WorkerStart, spec: KVSpec, pages: int) -> TierConfig:
+def _tier_config(start: WorkerStart, spec: KVSpec, pages: int, fingerprint: str) -> TierConfig:
     asked = start.cache
     return TierConfig(
         device_pages=(pages,) * len(spec.groups),
@@ -169,6 +179,7 @@ def _tier_config(start: WorkerStart, spec: KVSpec, pages: int) -> TierConfig:
         write_policy=WritePolicy(asked.write_policy),
         eviction=Eviction(asked.eviction),
         load=LoadPolicy(asked.load),
+        fingerprint=fingerprint,
         tp=start.process.tp,
     )
 
@@ -202,6 +213,7 @@ def _info(
     device_tokens = pages * spec.page_size
     device_rank = device_tokens * spec.bytes_per_token_per_rank(tp)
     host_bytes = start.cache.host_bytes
+    host_pages = host_bytes // (spec.bytes_per_token * spec.page_size)
     return {
         "context_length": context,
         "vocab_size": inspected.vocab_size,
@@ -216,7 +228,7 @@ def _info(
             "device_pool_tokens": device_tokens,
             "device_pool_bytes_per_rank": device_rank,
             "device_pool_bytes_total": device_rank * tp,
-            "host_pool_tokens": host_bytes // spec.bytes_per_token,
+            "host_pool_tokens": host_pages * spec.page_size,
             "host_pool_bytes_per_rank": host_bytes // tp,
             "host_pool_bytes_total": host_bytes,
             "disk_pool_tokens": start.cache.disk_bytes // spec.bytes_per_token,

@@ -64,7 +64,7 @@ class EngineLoop:
                 wait_s = _STALLED_WAIT_S
             else:
                 self._cache.poll()
-                wait_s = _TRANSFER_WAIT_S if getattr(self._cache, "is_busy", False) else _IDLE_WAIT_S
+                wait_s = _TRANSFER_WAIT_S if self._cache.is_busy else _IDLE_WAIT_S
 
     def _publish(self, outcome: StepOutcome) -> None:
         self._steps += 1
@@ -101,6 +101,9 @@ class EngineLoop:
         if call.method == "stats":
             self._cache.poll()
             return {"requests": self._gauges(), "cache": self._cache.stats(), "steps": self._steps}
+        if call.method == "cache":
+            self._cache.poll()
+            return self._engine.snapshot()
         if call.method == "flush":
             dropped = self._cache.flush(None if call.tier is None else Tier(call.tier))
             return {"dropped_pages": dropped, "page_size": self._engine.spec.page_size}

@@ -33,7 +33,7 @@ from forebay.engine.runtime.messages import (
 )
 from forebay.errors import ExitCode, ForebayError
 
-__all__ = ["Machine", "WorkerStart", "main"]
+__all__ = ["Machine", "WorkerStart", "main", "name_process"]
 
 _BEAT_S = 1.0
 
@@ -149,13 +149,24 @@ def die_with_parent() -> None:
 
     Called once the socket folder is of no use any more: from here on there is nothing to clean up behind us.
     """
-    pr_set_pdeathsig = 1  # linux/prctl.h
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show for this process; at most 15 characters."""
+    _prctl(15, ctypes.c_char_p(name.encode()))  # PR_SET_NAME
+
+
+def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # Linux
+        prctl(option, argument, 0, 0, 0)
 
 
 def main() -> int:
     """Entry point of the process."""
     start = msgspec.json.decode(_first_line(), type=WorkerStart)
+    name_process("forebay::worker")
     worker = _Worker(start)
     try:
         worker.run()

@@ -177,7 +177,7 @@ class Scheduler:
         if not batch.gates:
             self._budget.measured(batch.num_decoding, batch.prefill_tokens, seconds)
             if batch.prefill_tokens and not batch.num_decoding:
-                getattr(self._cache, "note_prefill", lambda *a: None)(batch.prefill_tokens, seconds)
+                self._cache.note_prefill(batch.prefill_tokens, seconds)
         for sequence, count, sampled in zip(batch.members, batch.counts, result.tokens, strict=True):
             before = sequence.computed // self._page_size
             sequence.computed += count
