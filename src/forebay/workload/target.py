@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ _SETTINGS_THAT_MATTER = frozenset(
         "lora_paths",
     }
 )
+_DEFAULT_PORT = 30000  # of `forebay up`
 _INFO_PATHS = ("/server_info", "/get_server_info")
 
 
@@ -156,14 +158,17 @@ def _collect(value: Any, into: dict[str, Any]) -> None:
 
 
 def up_address(what: str) -> str:
-    """Where ``forebay up WHAT`` will serve, when the user names no address.
+    """Where ``forebay up WHAT`` will serve: ``--port`` in it, else the saved plan's port, else the operator's default."""
+    words = shlex.split(what)
+    for given in (words, _plan_command(words)):
+        if "--port" in given[:-1]:
+            return f"http://127.0.0.1:{given[given.index('--port') + 1]}"
+    return f"http://127.0.0.1:{_DEFAULT_PORT}"
 
-    Raises:
-        UsageError: ``what`` is not a saved plan that records a port.
-    """
-    plan = Path(what)
-    if plan.suffix == ".json" and plan.is_file():
-        command = json.loads(plan.read_text(encoding="utf-8")).get("command")
-        if isinstance(command, list) and "--port" in command[:-1]:
-            return f"http://127.0.0.1:{command[command.index('--port') + 1]}"
-    raise UsageError(f"--up {what}: its address is not known beforehand", fix="add --server http://127.0.0.1:PORT")
+
+def _plan_command(words: list[str]) -> list[str]:
+    plan = Path(next((word for word in words if word.endswith(".json")), ""))
+    if not plan.is_file():
+        return []
+    command = json.loads(plan.read_text(encoding="utf-8")).get("command")
+    return [str(word) for word in command] if isinstance(command, list) else []

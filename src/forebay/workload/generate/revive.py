@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -12,9 +13,9 @@ from forebay.errors import DeadError
 __all__ = ["Reviver", "StartBudget", "up_command"]
 
 
-def up_command(what: str) -> list[str]:
-    """``forebay up WHAT`` with this interpreter."""
-    return [sys.executable, "-m", "forebay.cli", "up", what]
+def up_command(what: str, *more: str) -> list[str]:
+    """``forebay up WHAT``, left running, with this interpreter. ``what`` may carry options, as on a command line."""
+    return [sys.executable, "-m", "forebay.cli", "up", "--detach", "--no-verify", *more, *shlex.split(what)]
 
 
 class StartBudget:

@@ -1,0 +1,137 @@
+"""``forebay bench``: measure a server over HTTP, or compare two."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forebay.errors import UsageError
+from forebay.workload.bench.settings import BenchSettings, CacheState, Workload
+
+__all__ = ["command"]
+
+
+@click.command("bench")
+@click.argument("targets", metavar="URL|NAME...", nargs=-1)
+@click.option("--compare", "two", nargs=2, metavar="A B", help="Two addresses, runs, or plan files.")
+@click.option("--rounds", default=8, show_default=True, help="Rounds a side, for --compare.")
+@click.option(
+    "--workload", type=click.Choice([w.value for w in Workload]), help="[default: chat, or by --trace/--prompts]"
+)
+@click.option("--cache", type=click.Choice([c.value for c in CacheState]), default="as-is", show_default=True)
+@click.option("--concurrency", default=16, show_default=True, help="Closed loop: sessions in flight.")
+@click.option("--rate", type=float, help="Open loop: sessions a second, Poisson.")
+@click.option("--sessions", type=click.IntRange(min=1), help="Sessions, requests, trace records or prompts at most.")
+@click.option("--turns", default=4, show_default=True, help="Chat: turns of a session.")
+@click.option("--groups", default=4, show_default=True, help="Chat: how many different system prompts.")
+@click.option("--system-tokens", default=512, show_default=True)
+@click.option("--user-tokens", default=64, show_default=True)
+@click.option("--input-tokens", default=512, show_default=True, help="Fixed: length of a prompt.")
+@click.option("--output-tokens", default=128, show_default=True, help="Length of an answer.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), envvar="FOREBAY_TRACE", help="Trace to replay [env: FOREBAY_TRACE]."
+)
+@click.option(
+    "--block-tokens", default=512, show_default=True, help="Trace: tokens for a 512-token block; less scales it down."
+)
+@click.option("--speed", default=1.0, show_default=True, help="Trace: times as fast as recorded.")
+@click.option("--closed", is_flag=True, help="Trace: ignore its times, keep --concurrency requests in flight.")
+@click.option(
+    "--max-input-tokens", type=click.IntRange(min=1), help="Trace: leave longer prompts out, and say how many."
+)
+@click.option("--prompts", type=click.Path(path_type=Path), help="Your own JSONL: conversations or prompts.")
+@click.option("--seed", type=int, help="The same prompts in every run [default: new ones].")
+@click.option("--words", is_flag=True, help="Send words where token ids would be sent.")
+@click.option("--temperature", default=0.0, show_default=True)
+@click.option("--model", help="[default: the one the server lists]")
+@click.option("--api-key", envvar="FOREBAY_API_KEY", help="Bearer token [env: FOREBAY_API_KEY].")
+@click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON; - is stdout.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write the report.")
+def command(targets: tuple[str, ...], two: tuple[str, str] | None, rounds: int, **options: Any) -> int:
+    """Measure throughput, latencies and cached tokens per tier of a server: an address, or a run of `forebay up`.
+
+    \b
+    Try:
+      forebay bench smollm2-embedded --cache cold --html report.html
+      forebay bench http://127.0.0.1:8000 --workload fixed --input-tokens 1024 --concurrency 32
+      forebay bench smollm2-embedded --workload trace --trace trace.jsonl --block-tokens 32 --speed 10
+      forebay bench --compare run-a run-b
+    """
+    json_path, html_path = options.pop("json_path"), options.pop("html_path")
+    settings = _settings(options)
+    if two is not None:
+        if targets:
+            raise UsageError("--compare names both sides", fix="leave the other targets out")
+        _compare(two, settings, rounds, json_path, html_path)
+    elif len(targets) == 1:
+        _measure(targets[0], settings, json_path, html_path)
+    else:
+        raise UsageError("name one server to measure", fix="forebay bench URL|NAME, or --compare A B")
+    return 0
+
+
+def _settings(options: dict[str, Any]) -> BenchSettings:
+    named = options.pop("workload")
+    if named is None:
+        named = "prompts" if options["prompts"] else "chat"
+    timed, tokens = not options.pop("closed"), not options.pop("words")
+    return BenchSettings(
+        workload=Workload(named), cache=CacheState(options.pop("cache")), timed=timed, tokens=tokens, **options
+    )
+
+
+def _measure(target: str, settings: BenchSettings, json_path: str | None, html_path: Path | None) -> None:
+    from forebay.workload.bench.report import report
+    from forebay.workload.bench.run import measure
+    from forebay.workload.loop import run_async
+    from forebay.workload.target import resolve
+
+    result = run_async(measure(target, resolve(target), settings, watch=_watch))
+    _clear()
+    _deliver(result.table(), result.as_json(), json_path, html_path, report(result) if html_path else "")
+
+
+def _compare(
+    two: tuple[str, str], settings: BenchSettings, rounds: int, json_path: str | None, html_path: Path | None
+) -> None:
+    from forebay.workload.bench.compare import compare
+    from forebay.workload.bench.report import comparison_report
+    from forebay.workload.loop import run_async
+
+    comparison = run_async(compare(*two, settings, rounds=rounds, tell=_tell))
+    _clear()
+    page = comparison_report(comparison) if html_path else ""
+    _deliver(comparison.table(), comparison.as_json(), json_path, html_path, page)
+
+
+def _deliver(table: str, record: dict[str, Any], json_path: str | None, html_path: Path | None, page: str) -> None:
+    text = json.dumps(record, default=str)
+    if html_path is not None:
+        html_path.write_text(page, encoding="utf-8")
+    if json_path == "-":
+        click.echo(text)
+        return
+    if json_path is not None:
+        Path(json_path).write_text(text + "\n", encoding="utf-8")
+    click.echo(table)
+    for path in (json_path, html_path):
+        if path is not None:
+            click.echo(f"  written: {path}")
+
+
+def _watch(what: str, done: int, total: int) -> None:
+    if sys.stderr.isatty() and (done % 16 == 0 or done == total):
+        click.echo(f"\r\x1b[K{what}: {done:,} of {total:,} requests", nl=False, err=True)
+
+
+def _tell(text: str) -> None:
+    click.echo(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, nl=not sys.stderr.isatty(), err=True)
+
+
+def _clear() -> None:
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", nl=False, err=True)

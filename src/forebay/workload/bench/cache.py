@@ -1,0 +1,91 @@
+"""The server's cache, brought into the state asked for before a run, with the evidence that it is in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.errors import NotInEffectError
+from forebay.workload.bench.prompts import Maker
+from forebay.workload.bench.settings import CacheState
+from forebay.workload.client import Client
+from forebay.workload.counters import difference, read_hits
+from forebay.workload.failures import RequestFailure
+from forebay.workload.target import ServerIdentity
+
+__all__ = ["CacheRecord", "flush_seen"]
+
+_FLUSHES = ("/flush_cache", "/reset_prefix_cache")  # embedded and SGLang; vLLM in development mode
+_PROBE_TOKENS = 640  # more than one page of every server we know
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRecord:
+    """The state of the cache when a run began. ``seen`` is False where nothing could be seen."""
+
+    state: CacheState
+    seen: bool
+    evidence: str
+
+
+async def flush_seen(client: Client, server: ServerIdentity, maker: Maker) -> CacheRecord:
+    """Flush every tier, and see it: a prompt that hit before the flush misses after it.
+
+    Raises:
+        NotInEffectError: the server cannot flush, or the probe still hits after it did.
+    """
+    body = _probe(server.model, maker)
+    await _cached_tokens(client, server, body)
+    before = await _cached_tokens(client, server, body)
+    path = await _flush(client)
+    after = await _cached_tokens(client, server, body)
+    if before is None or after is None:
+        return CacheRecord(
+            CacheState.COLD, False, f"POST {path} answered 200; the server reports no cached tokens to see it by"
+        )
+    if not before:
+        return CacheRecord(
+            CacheState.COLD, False, f"POST {path} answered 200; the probe never hit, so its cache may be off"
+        )
+    if after:
+        raise NotInEffectError(
+            f"cold: after POST {path} the probe still had {after} cached tokens (of {before} before)",
+            fix="stop the other requests of this server, or use --cache as-is",
+        )
+    return CacheRecord(CacheState.COLD, True, f"probe: {before} cached tokens before POST {path}, 0 after")
+
+
+async def _flush(client: Client) -> str:
+    said = []
+    for path in _FLUSHES:
+        try:
+            status, answer = await client.post(path)
+        except RequestFailure as failure:
+            said.append(f"{path}: {failure.message}")
+            continue
+        if 200 <= status < 300:
+            return path
+        said.append(f"{path}: {status} {answer[:80].decode('utf-8', 'replace').strip()}")
+    raise NotInEffectError(
+        f"cold: {client.url} cannot flush its cache ({'; '.join(said)})",
+        fix="use --cache as-is: prompts are new in every run, so nothing of them is cached (vLLM flushes with VLLM_SERVER_DEV_MODE=1)",
+    )
+
+
+def _probe(model: str, maker: Maker) -> dict[str, Any]:
+    text = (
+        maker.with_salt(maker.salt + " probe").text("is it flushed", _PROBE_TOKENS) if maker.highest_id is None else ""
+    )
+    if not text:
+        text = Maker(maker.salt + " probe", None).text("is it flushed", _PROBE_TOKENS)
+    return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0}
+
+
+async def _cached_tokens(client: Client, server: ServerIdentity, body: dict[str, Any]) -> int | None:
+    """Cached tokens of one ask: from its usage, else from the counters; None when neither tells."""
+    first = await read_hits(client, server.kind)
+    answer = await client.chat(body)
+    if answer.usage is not None and answer.usage.cached_tokens is not None:
+        return answer.usage.cached_tokens
+    moved = difference(first, await read_hits(client, server.kind))
+    return None if moved is None else sum(moved.values())

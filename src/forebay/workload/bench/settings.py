@@ -1,0 +1,89 @@
+"""What the user asked of a bench: parsed once, frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from forebay.errors import UsageError
+
+__all__ = ["BenchSettings", "CacheState", "Workload"]
+
+
+class Workload(StrEnum):
+    """The kinds of load."""
+
+    CHAT = "chat"  # multi-turn conversations whose groups share a system prompt
+    FIXED = "fixed"  # prompts and answers of fixed lengths, nothing shared
+    TRACE = "trace"  # a recorded trace: arrival times, lengths, block ids
+    PROMPTS = "prompts"  # the user's own JSONL
+
+
+class CacheState(StrEnum):
+    """What is done to the server's cache before the run."""
+
+    COLD = "cold"  # flushed, and seen to be
+    WARM = "warm"  # the same prompts were played once before
+    AS_IS = "as-is"  # nothing; prompts are new in every run, so only the user's own can hit
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """One bench.
+
+    Attributes:
+        concurrency: closed loop: sessions in flight at once. Ignored with a rate or a trace's own times.
+        rate: open loop: sessions a second, Poisson arrivals; None for closed loop.
+        sessions: how many sessions (chat), requests (fixed), trace records or prompts at most; None: all there are.
+        turns, groups, system_tokens, user_tokens: shape of ``chat``.
+        input_tokens, output_tokens: shape of ``fixed``; ``output_tokens`` holds for every workload but the trace.
+        block_tokens: tokens made for one 512-token block of the trace; a smaller number scales the whole trace down.
+        speed: how much faster than recorded a trace is played.
+        max_input_tokens: longer prompts of a trace are left out, and counted.
+        seed: makes the prompts the same in every run; None draws new ones, so that no run hits the cache of an earlier one.
+        tokens: send prompts as token ids where the server takes them; False sends words.
+    """
+
+    workload: Workload = Workload.CHAT
+    cache: CacheState = CacheState.AS_IS
+    concurrency: int = 16
+    rate: float | None = None
+    sessions: int | None = None
+    turns: int = 4
+    groups: int = 4
+    system_tokens: int = 512
+    user_tokens: int = 64
+    input_tokens: int = 512
+    output_tokens: int = 128
+    trace: Path | None = None
+    prompts: Path | None = None
+    block_tokens: int = 512
+    speed: float = 1.0
+    timed: bool = True
+    max_input_tokens: int | None = None
+    seed: int | None = None
+    tokens: bool = True
+    model: str | None = None
+    api_key: str | None = None
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.workload is Workload.TRACE and self.trace is None:
+            raise UsageError("the trace workload needs a trace", fix="--trace FILE, or set FOREBAY_TRACE")
+        if self.workload is Workload.PROMPTS and self.prompts is None:
+            raise UsageError("the prompts workload needs a file", fix="--prompts FILE.jsonl")
+        if self.cache is CacheState.WARM and self.workload is Workload.TRACE and self.timed:
+            raise UsageError("a warm trace would be played twice in real time", fix="add --closed, or --cache cold")
+        for name in ("concurrency", "turns", "groups", "output_tokens", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it is at least 1")
+        if self.speed <= 0 or (self.rate is not None and self.rate <= 0):
+            raise UsageError("--speed and --rate are more than 0")
+
+    @property
+    def session_count(self) -> int:
+        """Sessions of the workloads that are made, not read."""
+        if self.sessions is not None:
+            return self.sessions
+        return self.concurrency * (4 if self.workload is Workload.CHAT else 8)

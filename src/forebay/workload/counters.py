@@ -1,0 +1,40 @@
+"""The server's own counters of cached tokens, as the difference over a run and never as running totals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forebay.servers.registry import server_named
+from forebay.workload.client import Client
+from forebay.workload.failures import RequestFailure
+
+__all__ = ["TierCounts", "difference", "read_hits"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """Prompt tokens taken from each tier so far, by /metrics; None when the server does not count them."""
+
+    hits: Mapping[str, float] | None
+
+
+async def read_hits(client: Client, kind: str) -> TierCounts:
+    """Read the counters now. Never raises: a server without them yields None."""
+    try:
+        status, body = await client.get("/metrics")
+    except RequestFailure:
+        return TierCounts(None)
+    if status != 200:
+        return TierCounts(None)
+    hits = server_named(kind).counters(body.decode("utf-8", "replace")).hits
+    return TierCounts(dict(hits) if hits else None)
+
+
+def difference(before: TierCounts, after: TierCounts) -> dict[str, int] | None:
+    """What was taken from each tier between two readings; None when it was not counted, or the server restarted between them."""
+    if after.hits is None:
+        return None
+    first = before.hits or {}
+    moved = {tier: round(count - first.get(tier, 0.0)) for tier, count in after.hits.items()}
+    return None if any(count < 0 for count in moved.values()) else moved
