@@ -126,7 +126,11 @@ def test_auto_loads_where_that_takes_less_time_than_computing(bytes_a_second: fl
 
 @pytest.mark.parametrize("spec", [FULL, HYBRID, LATENT])
 def test_a_restarted_server_hits_the_disk_with_its_first_request(spec: KVSpec, tmp_path: Path) -> None:
-    settings = {"device_pages": (16,) * len(spec.groups), "host_bytes": 32 * spec.page_bytes(0)}
+    settings = {
+        "device_pages": (16,) * len(spec.groups),
+        "host_bytes": 64 * spec.page_bytes(0),
+        "host_sequence_tokens": 16,
+    }
     first = World(spec, disk_config(tmp_path, **settings))
     first.run(A)
     first.close()
@@ -159,15 +163,13 @@ def test_write_back_takes_pages_from_the_host_to_the_disk_when_the_host_is_full(
 
 
 def test_a_page_that_fell_out_of_the_host_is_found_on_disk_in_the_middle_of_a_prefix(tmp_path: Path) -> None:
-    world = World(FULL, disk_config(tmp_path, host_bytes=3 * FULL.page_bytes(0), device_pages=(16,)))
+    world = World(FULL, disk_config(tmp_path, host_bytes=8 * FULL.page_bytes(0), device_pages=(16,)))
     prompt = tokens(*range(25))
     world.run(prompt)
-    lease = world.run(prompt)
-    assert lease.cached == CachedTokens(device=24)
+    world.run(A + 1000)
     world.cache.flush(Tier.DEVICE)
-    world.cache.check()
-    # The host kept the first pages: deepest first is what leaves, here as everywhere.
-    assert world.run(prompt).cached == CachedTokens(host=12, disk=12)
+    # Three pages were needed where two were free: the deepest page of the older sequence went.
+    assert world.run(prompt).cached == CachedTokens(host=20, disk=4)
     world.close()
 
 
@@ -185,13 +187,14 @@ def test_another_models_pages_are_never_found(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_window_group_stores_what_the_end_of_the_sequence_can_read() -> None:
-    settings = {"device_pages": (32, 32), "host_bytes": 64 * HYBRID.page_bytes(0)}
+def test_a_window_group_stores_what_can_be_read_after_prompt_and_sequence() -> None:
+    settings = {"device_pages": (32, 32), "host_bytes": 64 * HYBRID.page_bytes(0), "host_sequence_tokens": 16}
     world = World(HYBRID, CacheConfig(**settings))  # type: ignore[arg-type]
     world.run(tokens(*range(40)))
     used = [pool.used for pool in world.cache.residency.host]
-    # Position 40 reads 35 .. 39: pages 8 and 9 of the sliding group, all ten of the full one.
-    assert used == [10, 2]
+    # The next turn starts at 40 and reads 35 .. 39: pages 8 and 9. The same prompt again starts at 36 and reads 31 .. 35:
+    # pages 7 and 8. Of the full group all ten are needed.
+    assert used == [10, 3]
     world.cache.flush(Tier.DEVICE)
     assert world.run(tokens(*range(41))).cached == CachedTokens(host=40)
     world.close()

@@ -71,6 +71,8 @@ class CacheConfig:
     """Names the model's weights and dtype: pages on disk are salted with it."""
     tp: int = 1
     """Ranks."""
+    host_sequence_tokens: int = 4096
+    """A sequence's usual length, by which the host budget is split between full groups and those with a window."""
     host_reserve_bytes: int | None = None
     """Memory that the host tier must leave to everybody else; None: a twentieth of what is available, 0.5 to 8 GiB."""
     segment_bytes: int = 256 * 2**20

@@ -26,6 +26,7 @@ class CacheLease:
         "gate",
         "nodes",
         "num_pages",
+        "prompt_pages",
         "tables",
         "tiers",
         "transfers",
@@ -36,6 +37,8 @@ class CacheLease:
         self.tables: list[Int32Array] = [np.full(capacity, -1, dtype=np.int32) for _ in range(num_groups)]
         self.num_pages = 0
         """Pages that have an entry in the tables (each group's)."""
+        self.prompt_pages = 0
+        """Pages of its prompt that another request with the same prompt could use."""
         self.nodes: list[Node] = []
         self.first = [0] * num_groups
         """Per group: the first page it still holds; earlier ones are outside the window."""

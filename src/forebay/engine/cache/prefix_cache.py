@@ -40,7 +40,7 @@ _SAVING_S = 0.05
 def host_page_counts(spec: KVSpec, config: CacheConfig) -> tuple[int, ...]:
     """Pages of each group's host pool; without a host tier those for staging, without a disk tier either none."""
     if config.host_bytes:
-        return split_host_bytes(spec, config.host_bytes)
+        return split_host_bytes(spec, config.host_bytes, config.host_sequence_tokens)
     return (config.staging_pages if config.disk_dir is not None else 0,) * len(spec.groups)
 
 
@@ -151,6 +151,7 @@ class PrefixCache:
                 self.residency.release(group, nodes[match.first[group] :])
             return None
         lease = CacheLease(len(self._groups), max(64, num_tokens // self._page + 16))
+        lease.prompt_pages = max(0, num_tokens - 1) // self._page
         self._fill(lease, match, nodes)
         if items is not None:
             self.recall.start(lease, items)
@@ -224,11 +225,12 @@ class PrefixCache:
         """Free so many pages of each group; waits a moment for pages that ``write_back`` is just saving."""
         deadline = time.monotonic() + _SAVING_S
         while True:
+            is_over = self._executor is None or time.monotonic() > deadline
             # Every group is asked, so that saving has begun in all of them.
-            ready = [self.spill.make_device_room(group, counts[group]) for group in self._groups]
+            ready = [self.spill.make_device_room(group, counts[group], lose=is_over) for group in self._groups]
             if all(ready):
                 return True
-            if self._executor is None or not self.spill.backups or time.monotonic() > deadline:
+            if self._executor is None or is_over or not self.spill.is_saving:
                 return False
             self._executor.wait(0.002)
             self.poll()
@@ -250,8 +252,12 @@ class PrefixCache:
             self.accounting.committed_pages += stop - start
             for group in self._full:
                 self.spill.used(lease, group, lease.nodes[start:stop])
-        if self._windowed:
-            self._leave_windows(lease, len(tokens))
+            if start < lease.prompt_pages <= stop:
+                # Where the prompt ends is where the same prompt is taken up again.
+                for group in self._windowed:
+                    first = self._matcher.first_readable(group, lease.prompt_pages * self._page)
+                    self.spill.used(lease, group, lease.nodes[first : lease.prompt_pages])
+            self._leave_windows(lease)
 
     def _join(self, lease: CacheLease, index: int, parent: Node, key: bytes) -> Node:
         """Page ``index`` of the lease becomes the tree's, or is replaced by the one that is there already."""
@@ -276,11 +282,14 @@ class PrefixCache:
         lease.nodes.append(node)
         return node
 
-    def _leave_windows(self, lease: CacheLease, num_tokens: int) -> None:
-        """Give back pages that no later token of this sequence can read."""
+    def _leave_windows(self, lease: CacheLease) -> None:
+        """Give back pages that no token after the last full page can read.
+
+        The last full page and not the last token: that is where the next turn of a conversation takes it up.
+        """
         for group in self._windowed:
             first = lease.first[group]
-            stop = min(len(lease.nodes), self._matcher.first_readable(group, num_tokens))
+            stop = min(len(lease.nodes), self._matcher.first_readable(group, len(lease.nodes) * self._page))
             if stop <= first:
                 continue
             self._free_duplicates(lease, group, first, stop)

@@ -19,8 +19,6 @@ __all__ = ["Spill", "pieces"]
 
 _WRITE_BATCH = 64
 """Pages of one DiskWrite."""
-_PARK_AT_ONCE = 64
-"""Host pages that one search for room sends to disk before it gives up."""
 
 
 class Spill:
@@ -252,16 +250,24 @@ class Spill:
 
     # -- eviction -------------------------------------------------------------------------------------------------
 
-    def make_device_room(self, group: int, count: int) -> bool:
-        """Evict until ``count`` pages are free. False: not now (what was evicted until then stays evicted)."""
+    @property
+    def is_saving(self) -> bool:
+        """True while ``write_back`` moves evicted pages down: waiting will free pages."""
+        return self._back and bool(self.backups or self.writes)
+
+    def make_device_room(self, group: int, count: int, *, lose: bool = True) -> bool:
+        """Evict until ``count`` pages are free. False: not now (what was evicted until then stays evicted).
+
+        ``lose``: a page that ``write_back`` cannot save, because the host tier has no room yet, goes all the same.
+        """
         pool = self._residency.device[group]
         dirty: list[Item] = []
         leaving = self._leaving(group)
         while pool.free + leaving + len(dirty) < count:
             copy = self._residency.device_queue[group].first()
-            if copy is None:
+            if copy is None or not self._evict_device(group, copy, dirty, lose=lose):
                 break
-            self._evict_device(group, copy, dirty)
+        self._start_writes()
         if dirty:
             self._start_backup(dirty, [], [])
         return pool.free >= count
@@ -271,7 +277,7 @@ class Spill:
         if not self._back:
             return
         for group, pool in enumerate(self._residency.device):
-            self.make_device_room(group, min(device_pages, pool.size // 16))
+            self.make_device_room(group, min(device_pages, pool.size // 16), lose=False)
         if self._store is not None and not self.staging:
             for group, pool in enumerate(self._residency.host):
                 wanted = min(host_pages, pool.size // 8)
@@ -287,7 +293,7 @@ class Spill:
         dirty: list[Item] = []
         count = 0
         while (copy := self._residency.device_queue[group].first()) is not None:
-            self._evict_device(group, copy, dirty)
+            self._evict_device(group, copy, dirty, lose=True)
             count += 1
         if dirty:
             self._start_backup(dirty, [], [])
@@ -330,12 +336,15 @@ class Spill:
         items = (item for op in evictions for item in op.items if item.group == group)
         return sum(i.device is not None and i.device.prev is None and not i.node.slot(group).lock for i in items)
 
-    def _evict_device(self, group: int, copy: Copy, dirty: list[Item]) -> None:
-        """The first in line goes; now, or when a transfer that reads it has ended (it joins ``dirty`` if that is ours)."""
+    def _evict_device(self, group: int, copy: Copy, dirty: list[Item], *, lose: bool) -> bool:
+        """The first in line goes: now, or when a transfer that reads it has ended (it joins ``dirty`` if that is ours).
+
+        False: it could not be saved and stays.
+        """
         queue = self._residency.device_queue[group]
         if copy.readers:
             queue.remove(copy)
-            return
+            return True
         node = copy.node
         if self._back and self._is_missing_below(group, node):
             page = self.host_page(group)
@@ -343,9 +352,12 @@ class Spill:
                 queue.remove(copy)
                 copy.readers += 1
                 dirty.append(Item(group, node, copy, self._fill_host(group, node, page)))
-                return
+                return True
+            if not lose and self._on_way_to_disk:
+                return False
             self._accounting.drops["host_full"] += 1
         self._drop_device(group, copy)
+        return True
 
     def _drop_device(self, group: int, copy: Copy) -> None:
         host = copy.node.slot(group).host
@@ -359,18 +371,24 @@ class Spill:
     def host_page(self, group: int) -> int | None:
         """A host page, evicting if needed; None: not now."""
         pool, queue = self._residency.host[group], self._residency.host_queue[group]
-        for _ in range(_PARK_AT_ONCE):
-            if pool.free:
-                return pool.take(1)[0]
+        while not pool.free:
             copy = queue.first()
             if copy is None:
                 return None
+            must_save = self._must_save(group, copy)
+            if must_save and len(self._on_way_to_disk) >= max(8, pool.size // 8):
+                # Enough is on its way already; sending the whole tier to disk would not free a page sooner.
+                return None
             self._evict_host(group, copy)
-        return None
+        return pool.take(1)[0]
+
+    def _must_save(self, group: int, copy: Copy) -> bool:
+        """With ``write_back``: the host copy is in no lower tier yet."""
+        return self._back and self._store is not None and not copy.readers and not self._is_on_disk(group, copy.node)
 
     def _evict_host(self, group: int, copy: Copy) -> None:
         """The first in line goes; now, or when its way to disk is over."""
-        if self._back and self._store is not None and not copy.readers and not self._is_on_disk(group, copy.node):
+        if self._must_save(group, copy):
             self._send_to_disk(Item(group, copy.node, None, copy))
         if copy.readers:
             self._residency.host_queue[group].remove(copy)
