@@ -128,7 +128,7 @@ def check_log(
     judge = _check_sglang if figures.server == "sglang" else _check_vllm
     cell, checks, found_dtype = judge(figures, geometry, ranks, page, kv_dtype)
     differences = tuple(
-        explain(pool, logged, figures, geometry, ranks, page)
+        explain(pool, logged, figures, geometry, ranks, dtype_said=kv_dtype is not None)
         for pool, logged in zip(checks, figures.pools)
         if pool.difference is not None and abs(pool.difference) > _TOLERANCE
     )

@@ -28,6 +28,7 @@ from forebay.planning.sglang_memory import (
     cell,
     default_static_fraction,
     device_pool,
+    largest_static_fraction,
     reserved_mib,
 )
 from forebay.planning.sheet import Sheet
@@ -234,17 +235,18 @@ def _refuse_weights(
 ) -> None:
     """Too little for weights and KV: the fraction that would do, or that none does."""
     page = size.device_bytes * max(1, int(request.flags.get("page_size", 1)))
-    least = (weights + page) / room.free_bytes
-    most = default_static_fraction(_load(request, layout, room))
-    fraction = math.ceil(least * 1000) / 1000
+    load = _load(request, layout, room)
+    usual, most = default_static_fraction(load), largest_static_fraction(load)
+    fraction = math.ceil((weights + page) / room.free_bytes * 1000) / 1000
     text = f"weights of {gb(weights)} per rank exceed the static share of {gb(room.free_bytes)} free on the device"
     if fraction <= most:
-        enough = min(most, math.ceil((weights + context * size.device_bytes) / room.free_bytes * 1000) / 1000)
-        sheet.refuse(
-            Cause.WEIGHTS_EXCEED_STATIC,
-            text,
-            f"--mem-fraction-static above {fraction:.3f}; {max(enough, fraction):.3f} also holds one full-length request",
-        )
+        whole = math.ceil((weights + context * size.device_bytes) / room.free_bytes * 1000) / 1000
+        fix = f"--mem-fraction-static {max(fraction, min(whole, most)):.3f}"
+        if whole <= most:
+            fix += f" (holds one request of {context:,} tokens; the weights alone need {fraction:.3f})"
+        if max(fraction, min(whole, most)) > usual:
+            fix += " with --chunked-prefill-size 2048 --cuda-graph-max-bs 8, which need less beside it"
+        sheet.refuse(Cause.WEIGHTS_EXCEED_STATIC, text, fix)
         return
     doubled = layout.tp * 2
     while weights * layout.tp / doubled > most * room.free_bytes and doubled < 1024:

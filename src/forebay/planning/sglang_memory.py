@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from forebay.causes import Cause
@@ -16,7 +17,17 @@ from forebay.errors import UsageError
 from forebay.model.geometry import LayerKind, LayerShape, ModelGeometry
 from forebay.planning.kv_bytes import INDEX_SCALE_BYTES, state_bytes_per_request
 
-__all__ = ["Cell", "DevicePool", "Layout", "Load", "cell", "default_static_fraction", "device_pool", "reserved_mib"]
+__all__ = [
+    "Cell",
+    "DevicePool",
+    "Layout",
+    "Load",
+    "cell",
+    "default_static_fraction",
+    "device_pool",
+    "largest_static_fraction",
+    "reserved_mib",
+]
 
 _MIB = 2**20
 _FP8 = ("fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2", "fp8")
@@ -182,6 +193,12 @@ def _prefill_graphs(largest: int) -> int:
     sizes = [*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)]
     sizes += [*range(1280, 4097, 256), *range(4608, largest + 1, 512)]
     return sum(size <= largest for size in sizes)
+
+
+def largest_static_fraction(load: Load) -> float:
+    """The most a static share can be: the reserve of the smallest chunk (2,048 tokens) and no graphs."""
+    least = 512 + 2048 * 1.5 + load.tp * load.pp / 8 * 1024
+    return math.floor((load.gpu_mib - least) / load.gpu_mib * 1000) / 1000
 
 
 def default_static_fraction(load: Load) -> float:
