@@ -61,8 +61,8 @@ def read_figures(text: str) -> Figures:
             continue
         head = False
         line = re.sub(r"\x1b\[[0-9;]*m", "", line)
-        for server, pattern, take in _PATTERNS:
-            match = pattern.search(line)
+        for server, literal, pattern, take in _PATTERNS:
+            match = pattern.search(line) if literal in line else None
             if match:
                 if server and found.server == "unknown":
                     found.server = server
@@ -189,11 +189,13 @@ def _mark(found: Figures, match: re.Match[str], line: int) -> None:
 
 _Taker = Callable[[Figures, re.Match[str], int], None]
 _SIZE = r"[\d,]+(?:\.\d+)?"
-_PATTERNS: tuple[tuple[str, re.Pattern[str], _Taker], ...] = (
+# server, a text every matching line holds (a quick look before the pattern), the pattern, what to do with it
+_PATTERNS: tuple[tuple[str, str, re.Pattern[str], _Taker], ...] = (
     (
         "sglang",
+        "KV Cache is allocated",
         re.compile(
-            r"(?:\s(?P<rank>(?:DP\d+ )?TP\d+[^\]]*)\])?[^#]*KV Cache is allocated\."
+            r"^(?:\[[^\]]*?(?P<rank>(?:DP\d+ )?TP\d+[^\]]*)\])?.*?KV Cache is allocated\."
             r"(?: dtype: (?P<dtype>[\w.]+),)? #tokens: (?P<tokens>\d+)"
             rf"(?:, K size: (?P<k>{_SIZE}) GB, V size: (?P<v>{_SIZE}) GB|, KV size: (?P<kv>{_SIZE}) GB)?"
         ),
@@ -201,29 +203,56 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str], _Taker], ...] = (
     ),
     (
         "sglang",
+        "hierarchical KV host pool",
         re.compile(
             rf"Allocating (?:kv )?hierarchical KV host pool: (?P<tokens>\d+) tokens, (?P<size>{_SIZE}) GB host memory"
             r"(?:, packed MTP KV layers: target_layers=\d+, draft_layers=(?P<draft>\d+), total_layers=(?P<layers>\d+))?"
         ),
         _sglang_host,
     ),
-    ("sglang", re.compile(rf"Allocating (?P<size>{_SIZE}) GB host memory for DSA indexer"), _sglang_index),
-    ("sglang", re.compile(r"server_args=(?:ServerArgs\()?(?P<args>.*)"), _sglang_args),
-    ("sglang", re.compile(r"max_total_num_tokens=\d+|The server is fired up"), _mark),
-    ("vllm", re.compile(rf"Available KV cache memory: (?P<size>{_SIZE}) GiB"), _vllm_budget),
-    ("vllm", re.compile(rf"(?:Explicitly|Auto) set \((?P<size>{_SIZE})/{_SIZE}\) GiB for KV cache"), _vllm_budget),
-    ("vllm", re.compile(rf"memory reserved for KV Cache is (?P<size>{_SIZE})GiB"), _vllm_budget),
-    ("vllm", re.compile(r"(?P<device>GPU|CPU|XPU|TPU) KV cache size: (?P<tokens>[\d,]+) tokens"), _vllm_tokens),
-    ("vllm", re.compile(r"# (?:cuda|rocm|GPU|gpu) blocks: (?P<blocks>\d+)"), _vllm_blocks),
-    ("vllm", re.compile(r"Maximum concurrency for (?P<length>[\d,]+) tokens per request"), _vllm_length),
+    (
+        "sglang",
+        "DSA indexer",
+        re.compile(rf"Allocating (?P<size>{_SIZE}) GB host memory for DSA indexer"),
+        _sglang_index,
+    ),
+    ("sglang", "server_args=", re.compile(r"server_args=(?:ServerArgs\()?(?P<args>.*)"), _sglang_args),
+    ("sglang", "", re.compile(r"max_total_num_tokens=\d+|The server is fired up"), _mark),
+    ("vllm", "KV", re.compile(rf"Available KV cache memory: (?P<size>{_SIZE}) GiB"), _vllm_budget),
     (
         "vllm",
+        "KV",
+        re.compile(rf"(?:Explicitly|Auto) set \((?P<size>{_SIZE})/{_SIZE}\) GiB for KV cache"),
+        _vllm_budget,
+    ),
+    ("vllm", "KV", re.compile(rf"memory reserved for KV Cache is (?P<size>{_SIZE})GiB"), _vllm_budget),
+    (
+        "vllm",
+        "KV cache size",
+        re.compile(r"(?P<device>GPU|CPU|XPU|TPU) KV cache size: (?P<tokens>[\d,]+) tokens"),
+        _vllm_tokens,
+    ),
+    ("vllm", "blocks:", re.compile(r"# (?:cuda|rocm|GPU|gpu) blocks: (?P<blocks>\d+)"), _vllm_blocks),
+    (
+        "vllm",
+        "Maximum concurrency",
+        re.compile(r"Maximum concurrency for (?P<length>[\d,]+) tokens per request"),
+        _vllm_length,
+    ),
+    (
+        "vllm",
+        "KV cache is needed",
         re.compile(rf"max seq len \((?P<length>[\d,]+)\), \((?P<size>{_SIZE}) GiB KV cache is needed"),
         _vllm_needed,
     ),
-    ("vllm", re.compile(r"non-default args: (?P<args>\{.*\})"), _vllm_args),
-    ("vllm", re.compile(r"Initializing a V\d LLM engine \([^)]*\) with config: (?P<args>.*)"), _vllm_config),
-    ("vllm", re.compile(r"\((?:EngineCore|APIServer|Worker)[^)]*pid=\d+\)|vllm\.entrypoints"), _mark),
+    ("vllm", "non-default args", re.compile(r"non-default args: (?P<args>\{.*\})"), _vllm_args),
+    (
+        "vllm",
+        "LLM engine",
+        re.compile(r"Initializing a V\d LLM engine \([^)]*\) with config: (?P<args>.*)"),
+        _vllm_config,
+    ),
+    ("vllm", "", re.compile(r"\((?:EngineCore|APIServer|Worker)[^)]*pid=\d+\)|vllm\.entrypoints"), _mark),
 )
 
 

@@ -1,0 +1,175 @@
+"""The house rules as tests: who may import whom, who may look at the machine, and that the operator needs no torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "forebay"
+OPERATOR = ("cli", "machine", "model", "planning", "servers", "operation", "workload")
+
+# docs/architecture.md: imports follow the arrows only; a room may also skip a level downwards
+MAY_IMPORT: dict[str, set[str]] = {
+    "cli": {"operation", "planning", "workload", "servers", "machine", "model"},
+    "operation": {"servers", "machine", "model"},
+    "planning": {"servers", "machine", "model"},
+    "workload": {"servers", "machine", "model"},
+    "servers": {"machine", "model"},
+    "machine": set(),
+    "model": set(),
+    "engine": {"model", "planning"},
+}
+SHARED = {"errors", "causes", "sizes", "paths", "__version__"}
+
+# Where the engine must look for itself, because it may not import machine
+ENGINE_LOOKS = {"engine/cache/host_limits.py", "engine/cache/host_region.py"}
+MACHINE_FILES = ("/proc", "/sys/", "/dev/shm")
+MACHINE_MODULES = {"socket", "psutil", "pynvml"}
+
+
+def modules(*rooms: str) -> list[Path]:
+    return sorted(path for room in rooms for path in (SOURCE / room).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import in a file, in functions too; names imported from ``forebay`` count as its modules."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "forebay":
+                yield from ((node.lineno, f"forebay.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, node.module
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(SOURCE)}:{line}"
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_imports_follow_the_arrows(room: str) -> None:
+    allowed = MAY_IMPORT[room] | {room} | SHARED
+    wrong = [
+        f"{where(path, line)} imports {name}"
+        for path in modules(room)
+        for line, name in imports(path)
+        if name.startswith("forebay.") and name.split(".")[1] not in allowed
+    ]
+    assert wrong == []
+
+
+def test_every_room_has_its_arrows() -> None:
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and not path.name.startswith("__")}
+    assert rooms == set(MAY_IMPORT)
+
+
+LOOKS = {
+    "open", "Path", "PurePath", "read", "read_bytes", "read_text", "tail", "listdir", "readlink", "stat", "statvfs",
+    "space", "exists", "glob", "scandir", "walk", "unlink", "remove",
+}  # fmt: skip
+PROCESS_CALLS = {"kill", "killpg", "pidfd_open", "getpgid"}
+
+
+def begins(node: ast.AST | None) -> str:
+    """What a string or the first part of an f-string says; prose in messages is not looked at, only paths in calls."""
+    if isinstance(node, ast.JoinedStr) and node.values:
+        node = node.values[0]
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def looks_at_the_machine(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls that look into /proc, /sys or /dev/shm, paths kept for such calls, and calls on other processes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in LOOKS:
+                yield from ((node.lineno, begins(arg)) for arg in node.args if begins(arg).startswith(MACHINE_FILES))
+            on_os = isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "os"
+            if on_os and name in PROCESS_CALLS:
+                yield node.lineno, f"os.{name}"
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            text = begins(node.value)
+            if text.startswith(MACHINE_FILES) and " " not in text:
+                yield node.lineno, text
+
+
+def test_only_machine_looks_at_the_machine() -> None:
+    wrong = []
+    for path in modules(*(set(MAY_IMPORT) - {"machine", "engine"})):
+        found = looks_at_the_machine(ast.parse(path.read_text(encoding="utf-8")))
+        wrong += [f"{where(path, line)} {what!r}" for line, what in found]
+        wrong += [f"{where(path, line)} imports {name}" for line, name in imports(path) if name in MACHINE_MODULES]
+    for path in modules("engine"):  # it may signal its own children
+        if str(path.relative_to(SOURCE)) not in ENGINE_LOOKS:
+            found = looks_at_the_machine(ast.parse(path.read_text(encoding="utf-8")))
+            wrong += [f"{where(path, line)} {what!r}" for line, what in found if not what.startswith("os.")]
+    assert wrong == []
+
+
+def test_the_test_above_finds_what_it_forbids() -> None:
+    source = "import os\nS = '/dev/shm'\nopen('/proc/1/stat')\nm.read(f'/sys/{x}')\nos.kill(1, 9)\nprint('/proc is a folder')\n"
+    assert [line for line, _ in looks_at_the_machine(ast.parse(source))] == [2, 3, 4, 5]
+
+
+def test_the_operator_and_the_workloads_import_without_torch_or_any_engine_package() -> None:
+    """Every module in one process in which the extras' packages cannot be found."""
+    names = [
+        ".".join(("forebay", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        for path in modules(*OPERATOR)
+        if path.name != "__main__.py"
+    ]
+    script = f"""
+import importlib, sys
+blocked = {{"torch", "transformers", "safetensors", "tokenizers", "gguf", "jinja2", "fastapi", "uvicorn", "zmq", "prometheus_client"}}
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ModuleNotFoundError(f"{{name}} is no part of the operator", name=name)
+sys.meta_path.insert(0, Block())
+failed = []
+for name in {names!r}:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        failed.append(f"{{name}}: {{error}}")
+print("\\n".join(failed))
+print("engine:", sorted(name for name in sys.modules if name.startswith("forebay.engine")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["", "engine: []"]
+
+
+def test_a_plain_install_brings_no_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    heavy = ("torch", "transformers", "safetensors", "tokenizers", "ray", "vllm", "sglang")
+    assert [item for item in project["dependencies"] if item.split(">")[0].split("=")[0].strip() in heavy] == []
+    assert any(item.startswith("torch") for item in project["optional-dependencies"]["engine"])
+
+
+def test_the_engine_does_not_reach_the_machine_through_the_planner() -> None:
+    """What the engine takes from planning are sizes; importing them must not import forebay.machine."""
+    script = (
+        "import sys; import forebay.planning.embedded, forebay.planning.kv_bytes, forebay.planning.kv_spec;"
+        "print([name for name in sys.modules if name.startswith('forebay.machine')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    """docs: one noun a file, 150 to 400 lines; at 500 it must be split."""
+    long = {
+        str(path.relative_to(SOURCE)): count
+        for path in SOURCE.rglob("*.py")
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > 500
+    }
+    assert long == {}
