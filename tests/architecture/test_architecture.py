@@ -96,7 +96,7 @@ def looks_at_the_machine(tree: ast.AST) -> Iterator[tuple[int, str]]:
             if on_os and name in PROCESS_CALLS:
                 yield node.lineno, f"os.{name}"
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            text = begins(node.value)
+            text = begins(node.value) if isinstance(node.value, ast.Constant) else ""
             if text.startswith(MACHINE_FILES) and " " not in text:
                 yield node.lineno, text
 
