@@ -11,7 +11,8 @@ from pathlib import Path
 
 from forebay.causes import Cause
 from forebay.errors import RefusedError
-from forebay.sizes import GIB, format_size
+from forebay.planning.embedded import default_host_reserve
+from forebay.sizes import format_size
 
 __all__ = ["HostLimits", "HostVerdict", "default_reserve", "judge_host_pool", "read_host_limits", "require_host_pool"]
 
@@ -77,8 +78,8 @@ def judge_host_pool(asked: int, limits: HostLimits, reserve: int) -> HostVerdict
 
 
 def default_reserve(available: int | None) -> int:
-    """Memory left to everybody else: a twentieth of what is available, at least 0.5 and at most 8 GiB."""
-    return GIB // 2 if available is None else min(8 * GIB, max(GIB // 2, available // 20))
+    """Memory left to everybody else; the planner keeps the same."""
+    return default_host_reserve(available)
 
 
 def require_host_pool(asked: int, reserve: int | None = None) -> HostVerdict:

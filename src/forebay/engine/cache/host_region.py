@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import RefusedError
+from forebay.planning.embedded import CONTROL_BYTES, host_pages
 from forebay.planning.kv_spec import KVSpec
 from forebay.sizes import format_size
 
@@ -26,22 +27,13 @@ __all__ = ["HostRegion", "Progress", "split_host_bytes"]
 Progress = Callable[[int, int, float], None]
 """(bytes done, bytes in total, bytes a second)"""
 
-_CONTROL_BYTES = 4096
+_CONTROL_BYTES = CONTROL_BYTES
 _CHUNK = 64 * 2**20
 
 
 def split_host_bytes(spec: KVSpec, total: int, tokens_a_sequence: int = 4096) -> tuple[int, ...]:
-    """Pages of each group that ``total`` bytes hold.
-
-    A group with a window needs pages for its window only, where a full group needs them for the whole sequence, taken
-    as ``tokens_a_sequence``: the groups' page counts are in that proportion.
-    """
-    shares = []
-    for group in spec.groups:
-        tokens = tokens_a_sequence if group.window is None else min(tokens_a_sequence, group.window + spec.page_size)
-        shares.append(tokens / tokens_a_sequence)
-    unit = sum(share * spec.page_bytes(g) for g, share in enumerate(shares))
-    return tuple(int(share * (total / unit)) for share in shares)
+    """Pages of each group that ``total`` bytes hold: the planner's arithmetic, so that plan and pool agree to the page."""
+    return host_pages(spec, total, tokens_a_sequence)
 
 
 class HostRegion:

@@ -26,6 +26,7 @@ from forebay.engine.runtime.loader import Inspected, inspect, load
 from forebay.engine.runtime.runner import ModelRunner
 from forebay.engine.runtime.step import Runner, SamplingParams, SeqStep, StepBatch
 from forebay.errors import RefusedError
+from forebay.planning import embedded
 from forebay.planning.kv_spec import KVSpec
 from forebay.sizes import format_size
 
@@ -35,13 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "build_engine", "device_pages"]
 
 Report = Callable[[str, float | None], None]
-
-_DEFAULT_DEVICE_SHARE = 8
-"""Without --device-cache: this part of the available memory ..."""
-_DEFAULT_DEVICE_BYTES = 2**30
-"""... but no more than this: every page of the pool is touched at start, and more is a decision for the operator."""
-_UNKNOWN_MACHINE_BYTES = 2**29
-"""Without --device-cache and without knowing the machine."""
 
 
 @dataclass(slots=True)
@@ -116,12 +110,9 @@ def device_pages(spec: KVSpec, tp: int, asked_bytes: int | None, available_bytes
     Raises:
         RefusedError: not one page fits, or more was asked than the machine has.
     """
-    page_bytes = tp * sum(spec.page_bytes_per_rank(group, tp) for group in range(len(spec.groups)))
+    page_bytes = embedded.device_page_bytes(spec, tp)
     if asked_bytes is None:
-        if available_bytes is None:
-            asked_bytes = _UNKNOWN_MACHINE_BYTES
-        else:
-            asked_bytes = min(available_bytes // _DEFAULT_DEVICE_SHARE, _DEFAULT_DEVICE_BYTES)
+        asked_bytes = embedded.default_device_bytes(available_bytes)
     elif available_bytes is not None and asked_bytes > available_bytes:
         raise RefusedError(
             f"--device-cache {format_size(asked_bytes)} in total is more than the {format_size(available_bytes)} of "
@@ -136,7 +127,7 @@ def device_pages(spec: KVSpec, tp: int, asked_bytes: int | None, available_bytes
             fix=f"ask for {format_size(page_bytes * 64)} or more",
             code=Cause.NO_WINDOW,
         )
-    return asked_bytes // page_bytes
+    return embedded.device_pages(spec, tp, asked_bytes)
 
 
 def _context_length(start: WorkerStart, inspected: Inspected, pool_tokens: int, log: EventLog) -> int:
@@ -211,9 +202,9 @@ def _info(
     """What /server_info says of this rank and of all together."""
     tp = start.process.tp
     device_tokens = pages * spec.page_size
-    device_rank = device_tokens * spec.bytes_per_token_per_rank(tp)
-    host_bytes = start.cache.host_bytes
-    host_pages = host_bytes // (spec.bytes_per_token * spec.page_size)
+    device_rank = embedded.device_bytes_per_rank(spec, tp, pages)
+    host_pages = embedded.host_pages(spec, start.cache.host_bytes) if start.cache.host_bytes else (0,)
+    host_bytes = embedded.host_region_bytes(spec, host_pages) if start.cache.host_bytes else 0
     return {
         "context_length": context,
         "vocab_size": inspected.vocab_size,
@@ -228,7 +219,7 @@ def _info(
             "device_pool_tokens": device_tokens,
             "device_pool_bytes_per_rank": device_rank,
             "device_pool_bytes_total": device_rank * tp,
-            "host_pool_tokens": host_pages * spec.page_size,
+            "host_pool_tokens": host_pages[0] * spec.page_size,
             "host_pool_bytes_per_rank": host_bytes // tp,
             "host_pool_bytes_total": host_bytes,
             "disk_pool_tokens": start.cache.disk_bytes // spec.bytes_per_token,
