@@ -55,7 +55,7 @@ def diagnose(sources: Sequence[SourceLog], observed: Observations | None = None)
 
 def _answer(transcript: Transcript, life: Life, roots: list[Candidate], degraded: list[Candidate]) -> Diagnosis:
     chosen = roots[0] if roots else None
-    if chosen is None and life.outcome is Outcome.STOPPED and life.came_up is not True and life.up_index is None:
+    if chosen is None and life.stopped_while_starting:
         chosen = _stopped(transcript, life)
     if chosen is None and life.outcome is not Outcome.STOPPED and degraded:
         chosen = degraded[0]
@@ -181,7 +181,11 @@ def _tidy(text: str) -> str:
 
 
 def _others(chosen: Candidate, roots: list[Candidate], degraded: list[Candidate]) -> tuple[str, ...]:
-    found = [candidate.cause.value for candidate in (*roots, *degraded) if candidate.tier is Tier.SPECIFIC]
+    found = [
+        candidate.cause.value
+        for candidate in (*roots, *degraded)
+        if candidate.tier is Tier.SPECIFIC and candidate.evidence[:1] != chosen.evidence[:1]
+    ]
     return tuple(dict.fromkeys(cause for cause in found if cause != chosen.cause.value))
 
 

@@ -17,6 +17,12 @@ _ANNOUNCED = pattern(r"^Application startup complete\.")
 _ENDED = pattern(
     r"^(?:Finished server process|Application shutdown complete|Shutting down)|\[shutdown\] API server: shutdown triggered"
 )
+_SERVING_STOP = pattern(r"^\[shutdown\] API server: shutdown triggered")  # the handler exists only while it serves
+_ORDERLY = pattern(r"^\[shutdown\] (?:API server|Process manager: send sigterm|EngineCore: trigger received)")
+_OWN_ERRORS_OF_A_STOP = pattern(
+    r"EngineDeadError|cannot schedule new futures after shutdown|CancelledError|KeyboardInterrupt"
+)
+_REQUEST_FAILED = pattern(r"^Exception in ASGI application")
 _SELF_KILL = pattern(r"kill_process_tree called: .*include_parent=True")
 _LATE_ERROR_LINES = 60
 
@@ -40,6 +46,12 @@ class Life:
     evidence: tuple[Evidence, ...] = ()
     rules_out: tuple[tuple[Cause, str], ...] = field(default=())
     up_index: int | None = None
+
+    @property
+    def stopped_while_starting(self) -> bool:
+        """The log shows a start under way, and a stop before its end."""
+        starting = bool(self.transcript.advances) and self.up_index is None and self.came_up is not True
+        return self.outcome is Outcome.STOPPED and starting and self.transcript.search(_SERVING_STOP) is None
 
     def counts(self, index: int) -> bool:
         """Whether an error at ``index`` can be why the server failed."""
@@ -82,7 +94,7 @@ def read_life(transcript: Transcript) -> Life:
 def _up(transcript: Transcript) -> bool | None:
     if transcript.port_lost:
         return False
-    if transcript.answered:
+    if transcript.answered or transcript.search(_REQUEST_FAILED) is not None:
         return True
     if transcript.up is None:
         return True if any(source.stats for source in transcript.sources) else None
@@ -121,8 +133,11 @@ def _error_before(transcript: Transcript, stop: int, up: bool | None) -> bool:
 
 def _open_error(transcript: Transcript) -> int | None:
     """An exception that no progress followed, in a log that calls nothing fatal."""
+    orderly = transcript.search(_ORDERLY) is not None
     for index, entry in enumerate(transcript.entries):
-        if entry.error and EXCEPTION.match(entry.line.text) and not transcript.survived(index):
+        if not entry.error or not EXCEPTION.match(entry.line.text) or transcript.survived(index):
+            continue
+        if not (orderly and _OWN_ERRORS_OF_A_STOP.search(entry.line.text)):
             return index
     return None
 

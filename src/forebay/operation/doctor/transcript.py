@@ -22,7 +22,7 @@ _QUIET = re.compile(
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _STOP = re.compile(
     r"^\[shutdown\] API server: shutdown triggered|^KeyboardInterrupt\b|^SIGTERM received\.|^Gracefully exiting\.\.\.|"
-    r"^(?:Received|Caught|Got) (?:signal )?(?:SIGTERM|SIGINT)\b|^signal_received\b|^stopping\b.*\breason=\"?(?:signal|SIG)"
+    r"^(?:Received|Caught|Got) (?:signal )?(?:SIGTERM|SIGINT)\b|^signal_received\b|^stopping\b.*\b(?:reason=\"?(?:signal|SIG)|signal=SIG)"
 )
 _STOP_PASSED_ON = re.compile(
     r"^\[shutdown\] EngineCore: trigger received signal=SIG(?:TERM|INT)|^\[shutdown\] WorkerProc: terminated by"

@@ -26,7 +26,7 @@ _CARRIERS = (
     re.compile(r"\[pod/[\w./-]+\] "),  # kubectl logs --prefix
     re.compile(r"[A-Za-z0-9][\w.-]*\s*\| (?!\d+/\d+ \[)"),  # docker compose
     re.compile(r"\[(?:default|rank)(?P<rank>\d+)\]:\s?"),  # torchrun
-    re.compile(r"(?P<rank_>\d{1,4}): (?=\S)"),  # srun --label
+    re.compile(r"(?P<rank_>\d{1,4}): "),  # srun --label
 )
 _COMPACT = re.compile(r"(?P<level>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)\s+(?P<target>[\w.:]+): ")  # Dynamo
 
@@ -107,7 +107,7 @@ def parse_line(number: int, raw: str) -> LogLine:
     shown = raw[:MAX_LINE_CHARS]
     if "\x1b" in shown:
         shown = _ANSI.sub("", shown)
-    shown = _CONTROL.sub("", shown).rstrip()
+    shown = _CONTROL.sub("", shown)
     docker = _docker_json(shown)
     if docker is not None:
         shown = docker
@@ -115,6 +115,7 @@ def parse_line(number: int, raw: str) -> LogLine:
     if embedded:
         return _embedded(number, shown, embedded)
     text, rank = _strip_carriers(shown)
+    text, shown = text.rstrip(), shown.rstrip()
     embedded = _EMBEDDED.match(text)
     if embedded:
         return _embedded(number, text, embedded)

@@ -208,7 +208,7 @@ RULES = (
     Rule(
         "pool_collapsed",
         Cause.KV_POOL_COLLAPSED,
-        pattern(r"\bmax_total_num_tokens=(?P<tokens>\d+),(?:.*\bcontext_len=(?P<context>\d+))?"),
+        pattern(r"^max_total_num_tokens=(?P<tokens>\d+),(?:.*\bcontext_len=(?P<context>\d+))?"),
         "The device pool holds only {tokens} tokens.",
         _collapsed_fix,
         kind=Kind.DEGRADED,

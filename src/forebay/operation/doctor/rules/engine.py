@@ -39,7 +39,9 @@ def _ready_fix(found: Found) -> str:
 
 
 def _worker_vanished(found: Found) -> bool:
-    """No worker said anything of its own failure: it was killed from outside."""
+    """No worker said anything of its own failure, and none is quoted: it was killed from outside."""
+    if found.transcript.search(pattern(r"Worker failed with error "), range(found.index)) is not None:
+        return False
     return not any(
         entry.error
         and entry.line.process == "worker"
@@ -109,6 +111,14 @@ RULES = (
         say(
             "`nvidia-smi` shows the highest CUDA version the driver runs: install a server built for it, or update the driver; in a container check --gpus all / the device plugin"
         ),
+    ),
+    Rule(
+        "torch_without_cuda",
+        Cause.CUDA_DRIVER_MISMATCH,
+        pattern(r"Torch not compiled with CUDA enabled"),
+        "This torch is a build without CUDA.",
+        say("install the torch build that the server's release names (a +cuXXX wheel, not +cpu)"),
+        tier=Tier.GENERAL,
     ),
     Rule(
         "attention_backend",

@@ -55,16 +55,14 @@ def _lmcache_total(found: Found) -> str:
 def _lmcache_is_silent(found: Found) -> bool:
     """The pool is large and the log ends while it is being allocated: no error, nothing after."""
     size = found.number("size") or 0.0
-    last = found.transcript.entries[-1].line.text
+    last = next((entry.line.text for entry in reversed(found.transcript.entries) if entry.line.text.strip()), "")
     return size * ranks_of(found) >= 400 and found.transcript.up is None and "LMCacheEngine" in last
 
 
 def _only_tracker_lines(found: Found) -> bool:
     """Not one line of the server itself: the whole tree was gone before it could write."""
-    texts = [entry.line.text for entry in found.transcript.entries]
-    return all(
-        "resource_tracker" in text or not text.strip() or text.strip().startswith("warnings.warn") for text in texts
-    )
+    texts = [entry.line.text for entry in found.transcript.entries if entry.line.text.strip()]
+    return len(texts) == 1 and (found.number("count") or 0) >= 3
 
 
 def _oom_fix(found: Found) -> str:

@@ -100,6 +100,14 @@ RULES = (
         cases=("sglang/fail_port_in_use", "sglang/fail_port_used_by_another_sglang"),
     ),
     Rule(
+        "warm_up_met_a_stranger",
+        Cause.PORT_IN_USE,
+        pattern(r"AssertionError: res=<Response \[(?:404|405|501)\]>"),
+        "The server's own warm-up request was answered by another program: that one holds the port.",
+        _port_fix,
+        servers=SGLANG,
+    ),
+    Rule(
         "zmq_bind",
         Cause.PORT_IN_USE,
         pattern(rf"ZMQError: (?:{_BIND_98})(?: \(addr='(?:tcp|ipc)://[^:']*:?(?P<port>\w+)?'\))?"),

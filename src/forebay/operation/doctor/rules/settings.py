@@ -318,7 +318,7 @@ RULES = (
     Rule(
         "no_module",
         Cause.DEPENDENCY_MISSING,
-        pattern(r"(?:^|: )" + _MODULE),
+        pattern(r"(?:^|[:\"' ])" + _MODULE),
         "A Python package is missing: {package}.",
         _package_fix,
         cases=("sglang/fail_no_cpu_engine_env", "sglang/fail_no_sgl_kernel_stub", "vllm/fail_kvc_lmcache"),
