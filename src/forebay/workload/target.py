@@ -146,15 +146,15 @@ async def _server_info(client: Client) -> dict[str, Any]:
 
 
 def _collect(value: Any, into: dict[str, Any]) -> None:
-    """Gather settings that matter; the outermost mention of a name wins. Sensitive to names only, not to layout."""
+    """Gather settings that matter; the outermost mention of a name wins, and one in effect before one asked for."""
     if not isinstance(value, dict):
         return
     for name, inner in value.items():
         plain = isinstance(inner, (str, int, float, bool))
         if name in _SETTINGS_THAT_MATTER and plain:
             into.setdefault(name, inner)
-    for inner in value.values():
-        _collect(inner, into)
+    for name in sorted(value, key=lambda name: name != "effective"):
+        _collect(value[name], into)
 
 
 def up_address(what: str) -> str:

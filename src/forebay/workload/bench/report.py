@@ -157,17 +157,22 @@ def _time_plot(sides: Sequence[tuple[str, Result]]) -> str:
 
 def _latency_plot(sides: Sequence[tuple[str, Result]]) -> str:
     figure, axes = _figure(2)
+    from matplotlib.ticker import LogFormatter  # _figure has said what is missing, if it is
+
     for axis, field, title in (
         (axes[0], "first_curve", "time to first token, ms"),
         (axes[1], "gap_curve", "time between tokens, ms"),
     ):
         for (label, result), colour in zip(sides, (_A, _B)):
-            curve = [1000 * max(value, 1e-6) for value in getattr(result, field)]
+            curve = [1000 * max(value, 1e-5) for value in getattr(result, field)]
             if curve:
                 axis.plot(curve, [n / (len(curve) - 1) for n in range(len(curve))], color=colour, label=label)
         for share in (0.5, 0.9, 0.99):
             axis.axhline(share, color="#5b6673", linewidth=0.5, linestyle=":")
         axis.set(xscale="log", xlabel=title, ylim=(0, 1.01))
+        axis.xaxis.set_major_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
+        axis.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
+        axis.tick_params(axis="x", which="both", labelsize=8)
     if len(sides) > 1:
         axes[0].legend(frameon=False, fontsize=8)
     return _svg(figure)

@@ -207,7 +207,7 @@ def _timeline(good: list[Sample], seconds: float) -> dict[str, list[float]]:
     """Rates in bins over the run: output tokens, prompt tokens computed, and prompt tokens from each tier."""
     import numpy as np
 
-    bins = max(1, min(_BINS, int(seconds / 0.25)))
+    bins = max(12, min(_BINS, int(seconds / 0.25)))
     edge = (0.0, max(seconds, 1e-9))
 
     def rates(times: list[float], amounts: list[float]) -> list[float]:
