@@ -101,17 +101,27 @@ def _put_cell(sheet: Sheet, spec: KVSpec, per_rank: int, copies: int, tp: int) -
 
 
 def _weights(sheet: Sheet, request: PlanRequest) -> Weights:
-    """As on disk, but a GGUF file is loaded as bf16 (the server converts it once into its cache folder)."""
-    model, tp = request.model, request.tp
+    """What the server holds: the checkpoint, where GGUF becomes bf16 once, and tied embeddings become two matrices.
+
+    The native kernels keep the output matrix packed, beside the embeddings it is tied to.
+    """
+    model, tp, geometry = request.model, request.tp, request.model.geometry
     if model.kind != "gguf" or request.weights_bytes is not None:
-        return put_weights(sheet, request, tp, tp, 1)
-    components = from_geometry(model.geometry)
-    total = sum(item.size_bytes for item in components)
-    share = rank_bytes(components, model.geometry.num_kv_heads, tp, tp)
-    note = "GGUF weights are converted to bf16 once, then loaded as that"
-    sheet.put("weights_bytes", "weights, one copy", total, "bytes", How.FORMULA, note)
-    sheet.put("weights_per_rank_bytes", "weights per rank", share, "bytes", How.FORMULA, f"TP {tp}")
-    return Weights(total, share)
+        weights = put_weights(sheet, request, tp, tp, 1)
+    else:
+        components = from_geometry(geometry)
+        total = sum(item.size_bytes for item in components)
+        share = rank_bytes(components, geometry.num_kv_heads, tp, tp)
+        note = "GGUF weights are converted to bf16 once, then loaded as that"
+        sheet.put("weights_bytes", "weights, one copy", total, "bytes", How.FORMULA, note)
+        sheet.put("weights_per_rank_bytes", "weights per rank", share, "bytes", How.FORMULA, f"TP {tp}")
+        weights = Weights(total, share)
+    if not geometry.tie_embeddings or weights.per_rank_bytes is None or request.weights_bytes is not None:
+        return weights
+    packed = geometry.vocab_size * geometry.hidden_size * geometry.dtype_bytes // tp
+    note = "tied to the embeddings, and kept packed for the kernels beside them"
+    sheet.put("weights_output_bytes", "output matrix per rank", packed, "bytes", How.FORMULA, note)
+    return Weights(weights.total_bytes, weights.per_rank_bytes + packed)
 
 
 def _device(sheet: Sheet, request: PlanRequest, spec: KVSpec, per_rank: int, weights: Weights) -> DevicePlan:
