@@ -19,7 +19,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-_WORDS = ["water", "wheel", "basin", "river", "stone", "gate", "level", "flow", "spring", "turbine", "channel", "bank", "reed", "mill", "pond", "weir"]
+_WORDS = [
+    "water",
+    "wheel",
+    "basin",
+    "river",
+    "stone",
+    "gate",
+    "level",
+    "flow",
+    "spring",
+    "turbine",
+    "channel",
+    "bank",
+    "reed",
+    "mill",
+    "pond",
+    "weir",
+]
 _BLOCK_CHARS = 64  # characters of prompt in one cached block: 16 tokens of 4 characters
 
 
@@ -157,7 +174,10 @@ class _Connection(asyncio.Protocol):
                 usage = self._usage(body)
                 fresh = usage["prompt_tokens"] - usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
                 await asyncio.sleep(options.first_s + options.prompt_token_s * fresh)
-                if options.drop and state.random.random() < options.drop and self._transport is not None:
+                cut = (
+                    body.get("max_tokens") != 1 and state.random.random() < options.drop
+                )  # probes of one token go through
+                if cut and self._transport is not None:
                     self._transport.abort()
                     return
                 if body.get("stream"):

@@ -106,9 +106,13 @@ async def compare(
         )
     if plans[0]:
         return await _in_turn(a, b, settings, rounds, tell)
-    benches = [await Bench.connect(side, resolve(side), settings) for side in (a, b)]
+    urls = [resolve(side) for side in (a, b)]
+    benches = [await Bench.connect(side, url, settings) for side, url in zip((a, b), urls, strict=True)]
     results: tuple[list[Result], list[Result]] = ([], [])
     try:
+        for bench in benches:  # connections, caches of code, clocks: the first load of a process is never like the next
+            tell(f"warming up: {bench.target}")
+            await bench.run(salt_of(settings, f"warm-up {bench.target}"))
         for number in range(rounds):
             for side in (0, 1) if number % 2 == 0 else (1, 0):
                 tell(f"round {number + 1} of {rounds}: {'AB'[side]}")
@@ -132,6 +136,7 @@ async def _in_turn(a: str, b: str, settings: BenchSettings, rounds: int, tell: C
             start_s["AB"[side]].append(time.monotonic() - began)
             bench = await Bench.connect(plan, up_address(plan), settings)
             try:
+                await bench.run(salt_of(settings, f"warm-up {plan}"))
                 done = len(results[side])
                 for number in range(done, done + halves[half]):
                     tell(f"round {number + 1} of {rounds}: {'AB'[side]}")
