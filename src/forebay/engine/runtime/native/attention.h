@@ -187,9 +187,10 @@ private:
         for (int64_t i = 0; i < KEY_BLOCK;) {
             const int64_t key = block + i;
             if (key < first || key >= end) {
-                memset(keys + i * dim, 0, dim * sizeof(T));
-                memset(rows + i * values, 0, values * sizeof(T));
-                i++;
+                const int64_t hidden = key < first ? least(first - key, KEY_BLOCK - i) : KEY_BLOCK - i;
+                memset(keys + i * dim, 0, hidden * dim * sizeof(T));
+                memset(rows + i * values, 0, hidden * values * sizeof(T));
+                i += hidden;
                 continue;
             }
             const int64_t offset = key % a.page_size;
@@ -203,9 +204,13 @@ private:
     }
 
     static void copy_rows(const T* from, int64_t from_stride, int64_t n, T* to, int64_t to_stride, int64_t count) {
+        if (n == to_stride && n == from_stride) {
+            memcpy(to, from, count * n * sizeof(T));
+            return;
+        }
         for (int64_t r = 0; r < count; r++) {
-            memcpy(to + r * to_stride, from + r * from_stride, n * sizeof(T));
-            if (n < to_stride) memset(to + r * to_stride + n, 0, (to_stride - n) * sizeof(T));
+            copy_values(to + r * to_stride, from + r * from_stride, n);
+            for (int64_t i = n; i < to_stride; i++) to[r * to_stride + i] = T{};
         }
     }
 

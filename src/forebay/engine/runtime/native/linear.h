@@ -16,6 +16,7 @@ using forebay::Pool;
 using forebay::Weight;
 
 constexpr int64_t SKINNY_ROWS = 64;  // up to here a weight is streamed once, panel by panel
+constexpr int64_t CACHED_BYTES = 600000;
 
 // One product: rows `first_row` .. of `count` outputs. `index` (or null) names the row of x each one reads.
 struct Product {
@@ -57,19 +58,34 @@ const T* task_rows(const LinearIo& io, const Product& product, const LinearTask&
     return rows;
 }
 
-inline void write_rows(const float* c, int64_t ldc, const Weight& w, int64_t panel, int64_t panels, int64_t rows,
-                       const LinearIo& io, int64_t out_row) {
-    for (int64_t p = 0; p < panels; p++) {
-        const int64_t column = (panel + p) * 16, n = least(16, w.n - column);
-        const vf bias = w.bias == nullptr ? zero() : loadu(w.bias + column);
-        for (int64_t r = 0; r < rows; r++) {
-            vf v = loadu(c + r * ldc + 16 * p);
-            if (w.bias != nullptr) v += bias;
-            const int64_t at = (out_row + r) * io.out_stride + column;
-            if (io.out_dtype == forebay::FP32) store_n(static_cast<float*>(io.out) + at, v, n);
-            else store_n(static_cast<bf16*>(io.out) + at, v, n);
+template <class Out>
+void write_rows_as(const float* c, int64_t ldc, const Weight& w, int64_t panel, int64_t panels, int64_t rows, Out* out,
+                   int64_t stride) {
+    const int64_t column = panel * 16, n = least(panels * 16, w.n - column);
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t i = 0; i < n; i += 16) {
+            vf v = loadu(c + r * ldc + i);
+            if (w.bias != nullptr) v += loadu(w.bias + column + i);
+            store_n(out + r * stride + column + i, v, n - i);
         }
     }
+}
+
+// Bias, rounding, and out: rows of `panels` panels of sums.
+inline void write_rows(const float* c, int64_t ldc, const Weight& w, int64_t panel, int64_t panels, int64_t rows,
+                       const LinearIo& io, int64_t out_row) {
+    if (io.out_dtype == forebay::FP32)
+        write_rows_as(c, ldc, w, panel, panels, rows, static_cast<float*>(io.out) + out_row * io.out_stride, io.out_stride);
+    else
+        write_rows_as(c, ldc, w, panel, panels, rows, static_cast<bf16*>(io.out) + out_row * io.out_stride, io.out_stride);
+}
+
+// Asks for the lines that write_rows will write, so that they arrive while the sums are made.
+inline void expect_rows(int64_t panel, int64_t panels, int64_t rows, const LinearIo& io, int64_t out_row) {
+    const int64_t size = io.out_dtype == forebay::FP32 ? 4 : 2;
+    char* at = static_cast<char*>(io.out) + (out_row * io.out_stride + panel * 16) * size;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < panels * 16 * size; i += 64) __builtin_prefetch(at + r * io.out_stride * size + i, 1, 3);
 }
 
 template <class T>
@@ -86,11 +102,20 @@ void run_dense(const Product& product, const LinearTask& task, const LinearIo& i
     float* c = scratch<Tag>().template get<float>(most(block, SKINNY_ROWS) * 16 * PANEL_GROUP);
     for (int64_t p = 0; p < task.panels; p += group) {
         const int64_t panels = least(group, task.panels - p);
+        const T* bp = b + (task.panel + p) * panel_stride;
+        // The next group's weights are fetched into the second cache level a stretch a row block.
+        const char* ahead = reinterpret_cast<const char*>(bp + panels * panel_stride);
+        const int64_t stretch = round_up(panels * panel_stride * static_cast<int64_t>(sizeof(T)) * block / task.rows, 64);
         for (int64_t r = 0; r < task.rows; r += block) {
             const int64_t rows = least(block, task.rows - r);
-            mm(a + r * lda, lda, rows, b + (task.panel + p) * panel_stride, panel_stride, panels, w.kp, c, 16 * panels,
-               false);
-            write_rows(c, 16 * panels, w, task.panel + p, panels, rows, io, product.first_row + task.row + r);
+            const int64_t out_row = product.first_row + task.row + r;
+            if (!skinny) {
+                expect_rows(task.panel + p, panels, rows, io, out_row);
+                for (int64_t line = 0; line < stretch; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+                ahead += stretch;
+            }
+            mm(a + r * lda, lda, rows, bp, panel_stride, panels, w.kp, c, 16 * panels, false);
+            write_rows(c, 16 * panels, w, task.panel + p, panels, rows, io, out_row);
         }
     }
 }
@@ -135,7 +160,9 @@ inline void run_products(Pool& pool, const std::vector<Product>& products, const
         const Product& product = products[i];
         const Weight& w = *product.weight;
         const bool quantized = w.kind >= forebay::INT4_G32;
-        const int64_t macro = quantized ? 1024 : product.count <= 2 * SKINNY_ROWS ? SKINNY_ROWS : 256;
+        // Rows that stay in the second cache level while panels go by.
+        const int64_t cached = round_up(most(128, CACHED_BYTES / (w.kp * (dtype == forebay::BF16 ? 2 : 4))), 64);
+        const int64_t macro = quantized ? 1024 : product.count <= SKINNY_ROWS ? SKINNY_ROWS : cached;
         const int64_t row_tasks = ceil_div(product.count, macro), panels = w.np / 16;
         // About 16 tasks a thread over all, so that a thread that lost its core for a moment costs little.
         int64_t chunk = most(1, total * row_tasks / (16 * pool.threads()));

@@ -4,12 +4,10 @@
 
 namespace FOREBAY_VARIANT {
 
-// to[j * to_stride + i] = from[i * from_stride + j] for 16 x 16 values; strides in 32-bit units.
-FB_INLINE void transpose16(const uint32_t* from, int64_t from_stride, uint32_t* to, int64_t to_stride) {
 #if defined(__AVX512F__)
-    __m512i r[16], t[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(from + i * from_stride);
+// Rows r become columns, stored at to + column * stride.
+FB_INLINE void transpose_store(__m512i (&r)[16], uint32_t* to, int64_t stride) {
+    __m512i t[16];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
@@ -25,13 +23,23 @@ FB_INLINE void transpose16(const uint32_t* from, int64_t from_stride, uint32_t* 
     // r[4 i + c] holds, in 128-bit lane l, column 4 l + c of rows 4 i .. 4 i + 3.
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {
-        const __m512i low01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44), high01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
-        const __m512i low23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44), high23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
-        _mm512_storeu_si512(to + c * to_stride, _mm512_shuffle_i32x4(low01, low23, 0x88));
-        _mm512_storeu_si512(to + (4 + c) * to_stride, _mm512_shuffle_i32x4(low01, low23, 0xdd));
-        _mm512_storeu_si512(to + (8 + c) * to_stride, _mm512_shuffle_i32x4(high01, high23, 0x88));
-        _mm512_storeu_si512(to + (12 + c) * to_stride, _mm512_shuffle_i32x4(high01, high23, 0xdd));
+        const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44), b = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
+        const __m512i d = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44), e = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
+        _mm512_storeu_si512(to + c * stride, _mm512_shuffle_i32x4(a, d, 0x88));
+        _mm512_storeu_si512(to + (4 + c) * stride, _mm512_shuffle_i32x4(a, d, 0xdd));
+        _mm512_storeu_si512(to + (8 + c) * stride, _mm512_shuffle_i32x4(b, e, 0x88));
+        _mm512_storeu_si512(to + (12 + c) * stride, _mm512_shuffle_i32x4(b, e, 0xdd));
     }
+}
+#endif
+
+// to[j * to_stride + i] = from[i * from_stride + j] for 16 x 16 values; strides in 32-bit units.
+FB_INLINE void transpose16(const uint32_t* from, int64_t from_stride, uint32_t* to, int64_t to_stride) {
+#if defined(__AVX512F__)
+    __m512i r[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(from + i * from_stride);
+    transpose_store(r, to, to_stride);
 #else
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 16; j++) to[j * to_stride + i] = from[i * from_stride + j];
@@ -52,15 +60,25 @@ FB_INLINE void pack_panel(const float* rows, int64_t stride, int64_t k, float* p
 inline void columns(const bf16* values, int64_t stride, int64_t keys, int64_t dim, bf16* out) {
     for (int64_t key = 0; key < keys; key += 32)
         for (int64_t d = 0; d < dim; d += 16) {
-            alignas(64) uint32_t pairs[16 * 16];
+            const bf16* from = values + key * stride + d;
+            uint32_t* to = reinterpret_cast<uint32_t*>(out + d * keys + key);
+#if defined(__AVX512F__)
+            alignas(64) static const uint16_t INTERLEAVE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+            const __m512i order = _mm512_load_si512(INTERLEAVE);
+            __m512i r[16];
+#pragma GCC unroll 16
             for (int i = 0; i < 16; i++) {
-                v16u even, odd;
-                memcpy(&even, values + (key + 2 * i) * stride + d, 32);
-                memcpy(&odd, values + (key + 2 * i + 1) * stride + d, 32);
-                const vu both = __builtin_convertvector(even, vu) | (__builtin_convertvector(odd, vu) << 16);
-                memcpy(pairs + 16 * i, &both, 64);
+                const __m256i even = _mm256_loadu_si256((const __m256i*)(from + 2 * i * stride));
+                const __m256i odd = _mm256_loadu_si256((const __m256i*)(from + (2 * i + 1) * stride));
+                r[i] = _mm512_permutexvar_epi16(order, _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1));
             }
-            transpose16(pairs, 16, reinterpret_cast<uint32_t*>(out + d * keys + key), keys / 2);
+            transpose_store(r, to, keys / 2);
+#else
+            uint16_t* halves = reinterpret_cast<uint16_t*>(to);
+            for (int i = 0; i < 16; i++)
+                for (int j = 0; j < 32; j++) halves[i * keys + j] = from[j * stride + i].bits;
+#endif
         }
 }
 inline void columns(const float* values, int64_t stride, int64_t keys, int64_t dim, float* out) {

@@ -58,6 +58,14 @@ FB_INLINE void storeu(bf16* p, vf v) {
     memcpy(p, &half, 32);
 }
 
+// n values, without a call to the library for what is mostly a hundred bytes.
+template <class T>
+FB_INLINE void copy_values(T* to, const T* from, int64_t n) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) memcpy(to + i, from + i, 16 * sizeof(T));
+    for (; i < n; i++) to[i] = from[i];
+}
+
 // The first n lanes; the others read as zero and are not written.
 template <class T>
 FB_INLINE vf load_n(const T* p, int64_t n) {
@@ -127,36 +135,33 @@ FB_INLINE float hsum(vf v) {
     return t[0];
 }
 
-// 2^x, within 2 ulp; 0 below -126 or so. The polynomial is the Taylor series of 2^f at 0, which for |f| <= 1/2 and
-// degree 6 errs by 2e-7 at most.
+// 2^x within 2e-7, exactly 1 at 0, exactly 0 below -126 (a denormal result would cost a microcode assist, and masked
+// scores lie there). The polynomial is the least-maximum fit of 2^f on [0, 1) with the constant 1.
 FB_INLINE vf exp2v(vf x) {
-    const vf c6 = set1(1.5403530e-4f), c5 = set1(1.3333558e-3f), c4 = set1(9.6181291e-3f), c3 = set1(5.5504109e-2f),
-             c2 = set1(2.4022651e-1f), c1 = set1(6.9314718e-1f);
+    const vf c1 = set1(6.931513118e-1f), c2 = set1(2.401644498e-1f), c3 = set1(5.579991433e-2f),
+             c4 = set1(9.017028676e-3f), c5 = set1(1.867130827e-3f), one = set1(1.0f);
 #if defined(__AVX512F__)
-    x = vmax(x, set1(-160.0f));
-    vf n = (vf)_mm512_roundscale_ps((__m512)x, 8);
-    vf f = x - n;
-    vf p = fma(c6, f, c5);
-    p = fma(p, f, c4);
+    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+    const vf f = (vf)_mm512_reduce_ps((__m512)x, 0x09);  // x - floor(x)
+    vf p = fma(c5, f, c4);
     p = fma(p, f, c3);
     p = fma(p, f, c2);
     p = fma(p, f, c1);
-    p = fma(p, f, set1(1.0f));
-    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+    p = fma(p, f, one);
+    return (vf)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
 #else
-    vi tiny = x < -126.0f;
+    const vi normal = x >= -126.0f;
     x = vmin(vmax(x, set1(-126.0f)), set1(127.99f));
-    vf shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer part lands in the low mantissa bits
-    vf n = shifted - 12582912.0f;
-    vf f = x - n;
-    vf p = fma(c6, f, c5);
-    p = fma(p, f, c4);
+    vf n = (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    n = n > x ? n - 1.0f : n;
+    const vf f = x - n;
+    vf p = fma(c5, f, c4);
     p = fma(p, f, c3);
     p = fma(p, f, c2);
     p = fma(p, f, c1);
-    p = fma(p, f, set1(1.0f));
-    vi e = ((vi)shifted - 0x4b400000) << 23;
-    return (vf)(((vi)p + e) & ~tiny);
+    p = fma(p, f, one);
+    const vi exponent = __builtin_convertvector(n, vi) << 23;
+    return (vf)(((vi)p + exponent) & normal);
 #endif
 }
 
