@@ -203,10 +203,11 @@ class Recall:
                 lease.waits_for = tuple(other for other in lease.waits_for if other is not op)
                 if not lease.waits_for:
                     self._settled(lease)
-        if op.owner is not None:
-            op.owner.transfers -= 1
-            if not op.owner.transfers:
-                self._lease_free(op.owner)
+        owner, op.owner = op.owner, None
+        if owner is not None:
+            owner.transfers -= 1
+            if not owner.transfers:
+                self._lease_free(owner)
 
     def _end_host(self, item: Item, bad: bool) -> None:
         item.host.arriving = None
