@@ -155,6 +155,9 @@ class _Connection(asyncio.Protocol):
             state.refused += 1
             self._send(429, {"error": "queue full"}, f"Retry-After: {options.retry_after}\r\n".encode())
             return
+        if body.get("messages") and body["messages"][-1]["content"] == "refuse me":
+            self._send(400, {"error": "refused, as asked"})
+            return
         state.in_work += 1
         state.most_in_work = max(state.most_in_work, state.in_work)
         plain = not (options.first_s or options.token_s or options.prompt_token_s or state.slots or options.drop)

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +29,11 @@ class NullServer:
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+    def stats(self) -> dict[str, int]:
+        with urlopen(f"{self.url}/null/stats") as answer:
+            counts: dict[str, int] = json.load(answer)
+        return counts
 
     def restart(self) -> None:
         self._process = self._start()
