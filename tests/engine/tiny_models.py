@@ -144,7 +144,7 @@ def make_tiny(
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)
         if decisive and not model.config.tie_word_embeddings:
-            model.lm_head.weight.add_(model.get_input_embeddings().weight.roll(1, 0))
+            model.lm_head.weight.add_(model.get_input_embeddings().weight.roll(1, 0), alpha=2.0)
     model.to(dtype).save_pretrained(folder)
     if kind == "kimi_k25":
         _wrap_as_kimi(transformers, folder)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from forebay.engine.runtime.comm import SharedMemoryComm, shared_buffer
+from forebay.engine.runtime.kernels import load_backend
 from forebay.engine.runtime.kernels.interface import KernelBackend
 from forebay.engine.runtime.kernels.torch_fallback import TorchBackend
 from forebay.engine.runtime.runner import ModelRunner, make_runner
-from forebay.engine.runtime.step import SamplingParams, SeqStep, StepBatch
+from forebay.engine.runtime.step import SamplingParams, SeqStep, StepBatch, StepResult
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -22,7 +27,40 @@ def runner_for(
     return make_runner(folder, backend or TorchBackend(), num_pages=pages, page_size=page_size, dtype=dtype)
 
 
-def table_for(runner: ModelRunner, number: int, tokens: int) -> list[np.ndarray]:
+class Ranks:
+    """A model split over ``tp`` ranks, each in a thread of its own; steps run on all, and rank 0's answer counts."""
+
+    def __init__(self, folder: Path, tp: int, backend: str, *, dtype: str = "auto") -> None:
+        self._fd = shared_buffer(tp, slot_bytes=1 << 16)
+        self._comms = [SharedMemoryComm(rank, tp, self._fd) for rank in range(tp)]
+        self._pool = ThreadPoolExecutor(tp)
+        backends = [load_backend(backend, threads=1) for _ in range(tp)]
+        self.runners = self._on_all(
+            lambda r: make_runner(folder, backends[r], num_pages=64, page_size=8, dtype=dtype, comm=self._comms[r])
+        )
+        self.spec, self.pool = self.runners[0].spec, self.runners[0].pool
+
+    def _on_all(self, work: Callable[[int], Any]) -> list[Any]:
+        futures = [self._pool.submit(work, rank) for rank in range(len(self._comms))]
+        for future in futures:
+            future.add_done_callback(lambda f: f.exception() and [c.abort() for c in self._comms])
+        return [future.result() for future in futures]
+
+    def logits(self, batch: StepBatch) -> torch.Tensor:
+        return self._on_all(lambda r: self.runners[r].logits(batch))[0]
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        return self._on_all(lambda r: self.runners[r].execute(batch))[0]
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        os.close(self._fd)
+
+
+AnyRunner = ModelRunner | Ranks
+
+
+def table_for(runner: AnyRunner, number: int, tokens: int) -> list[np.ndarray]:
     """Page tables of the ``number``-th sequence of at most ``tokens`` tokens: scattered, and disjoint from the others'."""
     size = runner.spec.page_size
     need = -(-tokens // size)
@@ -46,7 +84,7 @@ def seq(
     return SeqStep(seq_id, np.asarray(tokens, dtype=np.int32), start, tables, sample, sampling)
 
 
-def drop_left_of_window(runner: ModelRunner, tables: list[np.ndarray], start: int) -> list[np.ndarray]:
+def drop_left_of_window(runner: AnyRunner, tables: list[np.ndarray], start: int) -> list[np.ndarray]:
     """What the cache does to a sliding group's table: pages that no query from ``start`` on can read become -1."""
     dropped = []
     for group, table in zip(runner.spec.groups, tables):
@@ -58,7 +96,7 @@ def drop_left_of_window(runner: ModelRunner, tables: list[np.ndarray], start: in
     return dropped
 
 
-def teacher_forced(runner: ModelRunner, tokens: Sequence[int], prompt: int, chunk: int) -> torch.Tensor:
+def teacher_forced(runner: AnyRunner, tokens: Sequence[int], prompt: int, chunk: int) -> torch.Tensor:
     """Logits after each of tokens[prompt - 1 : -1], the prompt in chunks and the rest one by one: (n, vocabulary)."""
     tables = table_for(runner, 0, len(tokens))
     start, rows = 0, []
@@ -75,7 +113,7 @@ def teacher_forced(runner: ModelRunner, tokens: Sequence[int], prompt: int, chun
 
 
 def generate(
-    runner: ModelRunner,
+    runner: AnyRunner,
     prompt: Sequence[int],
     count: int,
     *,
