@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from forebay.engine.cache.actions import Backup, Load
+from forebay.engine.cache.actions import Backup, Done, Load
 from forebay.engine.cache.config import CacheConfig
 from forebay.engine.cache.copier import CopyRuns, CpuCopier, copy_runs_numpy
 from forebay.engine.cache.disk_store import DiskStore
@@ -28,6 +28,7 @@ def build_cache(
     copy_runs: CopyRuns = copy_runs_numpy,
     progress: Progress | None = None,
     broadcast: Callable[[Backup | Load], None] | None = None,
+    collect: Callable[[], Iterable[tuple[int, Done]]] = tuple,
     before: Callable[[str], None] = lambda point: None,
 ) -> PrefixCache:
     """Rank 0's cache with the tiers that ``config`` asks for; ``PrefixCache.close_tiers`` gives them back.
@@ -39,6 +40,7 @@ def build_cache(
         copy_runs: copies rows of bytes; the native library's where there is one.
         progress: told how far the host pool has been faulted in.
         broadcast: sends records to the other ranks, in order (needed with more than one).
+        collect: (rank, result) for each report that has come from another rank; must not block.
         before: called before bytes move (a seam for injected faults, see transfers.py and disk_store.py).
 
     Raises:
@@ -56,7 +58,7 @@ def build_cache(
     store = open_store(spec, config, before)
     local = _transfers(spec, config, 0, buffers, region, copy_runs, before)
     disk = DiskLanes(store, region) if store is not None else None
-    executor = RankExecutor(local, region, disk, ranks=config.tp, broadcast=broadcast)
+    executor = RankExecutor(local, region, disk, ranks=config.tp, broadcast=broadcast, collect=collect)
     cache = PrefixCache(spec, config, executor, store)
     cache.rates.host.initial = measure_host(region)
     if store is not None:
@@ -82,7 +84,8 @@ def follow_cache(
     copy_runs: CopyRuns = copy_runs_numpy,
     before: Callable[[str], None] = lambda point: None,
 ) -> RankTransfers:
-    """Another rank's transfers: give it each record that rank 0 broadcasts, and send back what ``take_done`` returns.
+    """Another rank's transfers: give it each record that rank 0 broadcasts, and send back what ``take_done`` returns
+    (rank 0's ``collect`` hands it on).
 
     ``region_path`` is rank 0's ``cache.region.path``.
     """

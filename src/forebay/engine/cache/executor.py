@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from forebay.engine.cache.actions import Action, Backup, DiskPage, DiskRead, DiskWrite, Done, Load
@@ -106,7 +106,7 @@ class RankExecutor:
     """The executor of a server with any number of ranks.
 
     Rank 0's transfers and the disk are here; the other ranks get Backup and Load records through ``broadcast``, in
-    order, and the worker hands their results to ``report``. A record is complete when every rank has reported it.
+    order, and ``collect`` brings their results. A record is complete when every rank has reported it.
 
     Args:
         local: rank 0's transfers.
@@ -114,6 +114,7 @@ class RankExecutor:
         disk: the disk tier's lanes, if there is one.
         ranks: number of ranks.
         broadcast: sends a record to the other ranks; not called with one rank.
+        collect: (rank, result) for each report that has come from another rank; must not block.
     """
 
     def __init__(
@@ -124,12 +125,14 @@ class RankExecutor:
         *,
         ranks: int = 1,
         broadcast: Callable[[Backup | Load], None] | None = None,
+        collect: Callable[[], Iterable[tuple[int, Done]]] = tuple,
     ) -> None:
         self.local = local
         self.disk = disk
         self._region = region
         self._ranks = ranks
         self._broadcast = broadcast
+        self._collect = collect
         self._reports: dict[int, list[Done]] = {}
         self._reported: dict[int, set[int]] = {}
         self._complete: deque[Done] = deque()
@@ -151,8 +154,7 @@ class RankExecutor:
             self._broadcast(action)
         self.local.submit(action)
 
-    def report(self, rank: int, done: Done) -> None:
-        """Rank ``rank`` has ended a Backup or Load."""
+    def _report(self, rank: int, done: Done) -> None:
         reported = self._reported.setdefault(done.id, set())
         assert rank not in reported, f"rank {rank} reported transfer {done.id} twice"
         reported.add(rank)
@@ -168,7 +170,9 @@ class RankExecutor:
 
     def completed(self) -> list[Done]:
         for done in self.local.take_done():
-            self.report(0, done)
+            self._report(0, done)
+        for rank, done in self._collect():
+            self._report(rank, done)
         ended = []
         while self._complete:
             ended.append(self._complete.popleft())
