@@ -20,7 +20,7 @@ from forebay.servers.grammar.lines import MAX_LINE_CHARS
 
 __all__ = ["Kept", "SourceLog", "read_file", "read_lines", "read_text"]
 
-KEEP = 20_000
+KEEP = 6_000
 REPEATS = 64
 TAIL = 400
 _CHUNK = 1 << 20
@@ -38,7 +38,10 @@ _GENERATES = re.compile(
 )
 _STATS = re.compile(rb"Avg prompt throughput: .*Running: \d+")
 _BATCH = re.compile(rb"\b(?:Prefill|Decode) batch[.,]")
-_NOISE = re.compile(rb"^ - leaked |^nanobind: |Route: /|^\s*\[--|^usage: ")
+_NOISE = (b" - leaked ", b"nanobind: ", b"usage: ")
+_USAGE = re.compile(rb"\s*\[--")
+_CONTROLS = bytes(code for code in range(32) if code not in (9, 10, 13, 27)) + b"\x7f"
+_ALARM = re.compile(rb"rror|xcept|raceb|illed|atal|ailed|OOM|of mem|died|Interr|SIG")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,9 @@ class SourceLog:
         lines: how many lines the file has.
         served: answers 2xx of endpoints that generate; answered: answers 2xx of any endpoint.
         first_answer: the first line that shows an answer 2xx.
-        stats: the last lines of throughput statistics.
+        last_stats: the last lines of throughput statistics, as they stand.
         usage_flags: flags in an argparse usage text, for suggesting the right spelling.
-        carriers: head lines that were a collector's notes, not read.
+        notes: the last head line that was a collector's note, not read.
     """
 
     name: str
@@ -72,9 +75,16 @@ class SourceLog:
     batches: int = 0
     first_answer: LogLine | None = None
     first_served: LogLine | None = None
-    stats: deque[LogLine] = field(default_factory=lambda: deque(maxlen=3))
+    last_stats: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=3))
     usage_flags: set[str] = field(default_factory=set)
     notes: int = 0
+
+    @property
+    def stats(self) -> list[LogLine]:
+        """``last_stats``, parsed."""
+        return [
+            line for number, raw in self.last_stats for line in parse_segments(number, raw.decode("utf-8", "replace"))
+        ]
 
 
 def read_file(path: Path, *, name: str | None = None) -> SourceLog:
@@ -130,17 +140,21 @@ def _collect(numbered: Iterable[tuple[int, bytes]], name: str) -> SourceLog:
             at_head = not raw.strip()
         if _routine(log, number, raw):
             continue
+        if len(log.kept) >= KEEP and not _ALARM.search(raw, 0, 2000):
+            tail.append((number, raw[:MAX_LINE_CHARS], log.served))
+            continue
         template = raw[:300].translate(None, _DIGITS)
         count = seen.get(template, 0) + 1
         if count > 1 or len(seen) < _TEMPLATES:
             seen[template] = count
-        if count <= REPEATS and (len(log.kept) < KEEP or (len(log.kept) < 2 * KEEP and _TROUBLE.search(raw[:2000]))):
+        room = len(log.kept) < KEEP or (len(log.kept) < 2 * KEEP and _TROUBLE.search(raw[:2000]))
+        if count <= REPEATS and room and not _is_garbage(raw):
             _keep(log, number, raw, log.served)
         else:
             tail.append((number, raw[:MAX_LINE_CHARS], log.served))
     last = log.kept[-1].line.number if log.kept else 0
     for number, raw, served in tail:
-        if number > last:
+        if number > last and not _is_garbage(raw):
             _keep(log, number, raw, served)
     return log
 
@@ -152,23 +166,34 @@ def _keep(log: SourceLog, number: int, raw: bytes, served: int) -> None:
             log.kept.append(Kept(line, served))
 
 
+def _is_garbage(raw: bytes) -> bool:
+    """Not text: more than a twentieth are control characters."""
+    sample = raw[:400]
+    return 20 * (len(sample) - len(sample.translate(None, _CONTROLS))) > len(sample)
+
+
 def _routine(log: SourceLog, number: int, raw: bytes) -> bool:
     """Lines of serving: counted here. True when the line needs no keeping."""
     if b" HTTP/1" in raw:
+        if log.first_served is not None and b'" 2' not in raw:
+            return _REQUEST.search(raw[:2000]) is not None
         found = _REQUEST.search(raw[:2000])
         if found:
             _count_answer(log, number, raw, found)
             return True
     if b"hroughput" in raw:
         if _STATS.search(raw[:2000]):
-            log.stats.extend(parse_segments(number, raw[:2000].decode("utf-8", "replace"))[-1:])
+            log.last_stats.append((number, raw[:2000]))
             return True
         if _BATCH.search(raw[:400]):
             log.batches += 1
             return True
-    if _NOISE.search(raw[:300]):
-        if b"--" in raw:
+    if raw.startswith(_NOISE) or b"Route: /" in raw:
+        if raw.startswith(b"usage: "):
             log.usage_flags.update(flag.decode() for flag in re.findall(rb"--[a-z][a-z0-9-]+", raw[:4000]))
+        return b"error:" not in raw
+    if raw[:1] == b" " and _USAGE.match(raw):
+        log.usage_flags.update(flag.decode() for flag in re.findall(rb"--[a-z][a-z0-9-]+", raw[:4000]))
         return b"error:" not in raw
     return False
 
@@ -177,6 +202,9 @@ def _count_answer(log: SourceLog, number: int, raw: bytes, found: re.Match[bytes
     if not found[3].startswith(b"2"):
         return
     log.answered += 1
+    if log.first_served is not None:
+        log.served += found[1] == b"POST" and _GENERATES.match(found[2]) is not None
+        return
     if log.first_answer is None:
         log.first_answer = parse_segments(number, raw[:2000].decode("utf-8", "replace"))[0]
     if _GENERATES.match(found[2]) and found[1] == b"POST":

@@ -10,7 +10,7 @@ __all__ = ["ARGPARSE_ERROR", "BARE_EXCEPTION", "EXCEPTION", "TRACEBACK", "crosse
 
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):|: Traceback \(most recent call last\):$")
 EXCEPTION = re.compile(
-    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Iteration|NotFound|ExceptionGroup)"
+    r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Iteration|NotFound|ExceptionGroup)"
     r"|Exception)(?:: (?P<message>.*)|:?$)"
 )
 """The last line of a traceback: a type and, after a colon, the first line of its message."""

@@ -15,6 +15,10 @@ __all__ = ["MAX_LINE_CHARS", "LogLine", "parse_line", "parse_segments", "segment
 MAX_LINE_CHARS = 16_384
 """What is read of one line; configuration dumps are the longest lines worth reading."""
 
+_MAX_TEXT = 4_096  # what patterns are tried on; messages with numbers are shorter
+_MAX_WORD = 1_024  # a line without a blank for so long is no message
+_DUMPS = ("server_args=", "non-default args", "Initializing a")
+
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -116,6 +120,8 @@ def parse_line(number: int, raw: str) -> LogLine:
         return _embedded(number, shown, embedded)
     text, rank = _strip_carriers(shown)
     text, shown = text.rstrip(), shown.rstrip()
+    if len(text) > _MAX_WORD and " " not in text[:_MAX_WORD]:
+        text = text[:200]
     embedded = _EMBEDDED.match(text)
     if embedded:
         return _embedded(number, text, embedded)
@@ -194,6 +200,8 @@ def _server_prefix(number: int, shown: str, text: str, rank: int | None) -> LogL
         text = text[stamp.end() :]
         if kind != "uvicorn":
             break
+    if len(text) > _MAX_TEXT and not text.startswith(_DUMPS):
+        text = text[:_MAX_TEXT]
     return LogLine(number, text, shown, process, name, rank, level, time_s, origin, dialect)
 
 

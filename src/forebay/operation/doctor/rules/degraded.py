@@ -145,7 +145,7 @@ RULES = (
         "health_stall",
         Cause.HEALTH_STALL,
         pattern(
-            r"Health check failed\. Server couldn't get a response from detokenizer for last (?P<seconds>\d+) seconds(?:\. tic start time: (?P<tic>[\d:]+))?(?:.*last_heartbeat time: (?P<beat>[\d:]+))?"
+            r"Health check failed\. Server couldn't get a response from detokenizer for last (?P<seconds>\d+) seconds(?:\. tic start time: (?P<tic>\d+:\d+:\d+))?(?:.*last_heartbeat time: (?P<beat>\d+:\d+:\d+))?"
         ),
         "No token came back for {seconds} s: the scheduler hangs, or one prefill takes longer than the health check waits.",
         lambda found: _stall_fix(found),
