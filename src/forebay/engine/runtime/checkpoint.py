@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from forebay.causes import Cause
 from forebay.errors import UsageError
 
 __all__ = ["Checkpoint", "Progress", "TensorEntry", "read_config"]
@@ -133,7 +134,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{folder} has no config.json", fix="give a Hugging Face model folder") from None
+        raise UsageError(
+            f"{folder} has no config.json", fix="give a Hugging Face model folder", code=Cause.CHECKPOINT_MISSING
+        ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
@@ -146,7 +149,11 @@ def _shards_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
     if not index.exists():
         shards = sorted(folder.glob("*.safetensors"))
         if not shards:
-            raise UsageError(f"{folder} has no *.safetensors file", fix="give a folder with safetensors weights")
+            raise UsageError(
+                f"{folder} has no *.safetensors file",
+                fix="give a folder with safetensors weights",
+                code=Cause.CHECKPOINT_MISSING,
+            )
         return shards, {}
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -158,6 +165,7 @@ def _shards_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
         raise UsageError(
             f"{folder} lacks {len(missing)} of its {len(names)} shards: {', '.join(missing[:3])}",
             fix="download the checkpoint again",
+            code=Cause.CHECKPOINT_MISSING,
         )
     return [folder / name for name in names], weight_map
 
@@ -180,11 +188,14 @@ def _read_header(path: Path) -> dict[str, TensorEntry]:
             entries[name] = entry
             end = max(end, stop)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is not a sound safetensors file: {error}", fix="download it again") from error
+        raise UsageError(
+            f"{path} is not a sound safetensors file: {error}", fix="download it again", code=Cause.CHECKPOINT_CORRUPT
+        ) from error
     if size != start + end:
         raise UsageError(
             f"{path} is {'truncated' if size < start + end else 'too long'}: {size:,} bytes, its header needs {start + end:,}",
             fix="download it again",
+            code=Cause.CHECKPOINT_CORRUPT,
         )
     return entries
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forebay.causes import Cause
 from forebay.errors import UsageError
 from forebay.paths import cache_dir
 
@@ -50,11 +51,15 @@ def resolve_model(name_or_path: str, report: Report | None = None) -> Path:
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
-            raise UsageError(f"{path} has no config.json", fix="give a Hugging Face model folder or a .gguf file")
+            raise UsageError(
+                f"{path} has no config.json",
+                fix="give a Hugging Face model folder or a .gguf file",
+                code=Cause.CHECKPOINT_MISSING,
+            )
         return path
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise UsageError(f"{path}: no such file")
+            raise UsageError(f"{path}: no such file", code=Cause.CHECKPOINT_MISSING)
         return _convert_once(path, cache_dir() / "models" / f"{path.stem.lower()}-{_fingerprint(path)}-bf16", report)
     if name_or_path == "smollm2":
         return _smollm2(report)
@@ -62,6 +67,7 @@ def resolve_model(name_or_path: str, report: Report | None = None) -> Path:
         raise UsageError(
             f"{name_or_path}: no such folder",
             fix="give a model folder, a .gguf file, smollm2, or a hub id (OWNER/NAME)",
+            code=Cause.CHECKPOINT_MISSING,
         )
     return _from_hub(name_or_path, report)
 
