@@ -19,6 +19,7 @@ from forebay.servers.base import Role
 
 __all__ = ["Diagnosis", "diagnose_log", "diagnose_run"]
 
+_WANTED_EXITS = (0, -2, -15, 130, 143)
 _WEAK = (None, Cause.UNKNOWN, Cause.STOPPED_ON_REQUEST, Cause.ENGINE_BUG)
 
 
@@ -64,7 +65,13 @@ def _weighed(told: Diagnosis, seen: Seen) -> Diagnosis:
     if told.cause not in _WEAK:
         return told
     own = _from_watch(seen)
-    return own if own is not None else told
+    if own is not None:
+        return own
+    front_first = bool(seen.lost) and seen.lost[0].role is Role.FRONT
+    if told.cause is Cause.UNKNOWN and front_first and seen.lost[0].exit_code in _WANTED_EXITS:
+        # nothing in the log is wrong, and the front left by itself with the exit of a wanted stop
+        return Diagnosis(Cause.STOPPED_ON_REQUEST, (*told.evidence, seen.lost[0].describe()), None)
+    return told
 
 
 def _from_watch(seen: Seen) -> Diagnosis | None:

@@ -145,7 +145,7 @@ def _compare(item: Setting, logged: Mapping[str, EffectiveSetting]) -> Row:
     if effective is None:
         missing = f"; {item.missing_flag} would tell" if item.missing_flag else ""
         return Row(item.name, item.asked, None, None, Status.UNKNOWN, f"{evidence} does not say{missing}")
-    if item.asked is None or _same(item.asked, effective):
+    if item.asked is None or _same(item.asked, effective, item.tolerance):
         return Row(item.name, item.asked, effective, None, Status.OK, evidence)
     if effective == "off":
         return Row(item.name, item.asked, effective, None, Status.OFF, evidence)
@@ -153,11 +153,11 @@ def _compare(item: Setting, logged: Mapping[str, EffectiveSetting]) -> Row:
     return Row(item.name, item.asked, effective, None, Status.DIFFERS, evidence, None, fix)
 
 
-def _same(asked: str, effective: str) -> bool:
+def _same(asked: str, effective: str, tolerance: float) -> bool:
     if asked == effective:
         return True
     try:
-        return float(asked) == float(effective)
+        return abs(float(asked) - float(effective)) <= tolerance * float(asked)
     except ValueError:
         return False
 

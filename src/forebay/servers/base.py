@@ -182,6 +182,7 @@ class Setting:
     effective: str | None
     evidence: str
     missing_flag: str | None = None  # the flag that would make it known
+    tolerance: float = 0.0  # relative: pools are rounded down to whole pages
 
 
 class Server(Protocol):

@@ -111,7 +111,7 @@ def tree_roles(
     Args:
         processes: the tree, orphans included.
         front: pid of the process that was launched.
-        titles: the beginning of a title -> its role; titles overwrite argv, so model and port are gone from it.
+        titles: words of a title -> its role; titles overwrite argv, so model and port are gone from it.
         every_python: the role of a multiprocessing child that has no title (yet).
     """
     roles: dict[int, Role] = {}
@@ -121,7 +121,7 @@ def tree_roles(
             roles[process.pid] = Role.FRONT
         elif "resource_tracker" in words:
             roles[process.pid] = Role.TRACKER
-        elif (titled := next((role for title, role in titles.items() if words.startswith(title)), None)) is not None:
+        elif (titled := next((role for title, role in titles.items() if title in words), None)) is not None:
             roles[process.pid] = titled
         elif every_python is not None and "multiprocessing.spawn" in words:
             roles[process.pid] = every_python

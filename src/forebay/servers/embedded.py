@@ -34,6 +34,7 @@ from forebay.servers.flags import flag_value
 from forebay.servers.http import Answer
 from forebay.servers.install import Installation
 from forebay.servers.prometheus import parse_metrics
+from forebay.sizes import parse_size
 
 __all__ = ["Embedded"]
 
@@ -68,7 +69,7 @@ class Embedded:
 
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
         """See ``Server.roles``. One worker process a rank, rank 0 with the scheduler."""
-        return tree_roles(processes, front, {"forebay::worker": Role.WORKER}, every_python=Role.WORKER)
+        return tree_roles(processes, front, {"forebay.engine.runtime.worker": Role.ENGINE}, every_python=Role.WORKER)
 
     def read_health(self, answer: Answer) -> HealthReading:
         """200 is up; 503 carries ``stage`` and ``percent`` while it starts."""
@@ -133,13 +134,20 @@ class Embedded:
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
         """See ``Server.settings``. ``info`` is /server_info with ``asked`` and ``effective``."""
-        effective = (info or {}).get("effective")
-        shown = effective if isinstance(effective, Mapping) else {}
+        effective = _mapping((info or {}).get("effective"))
+        pools = _mapping(effective.get("pools"))
         rows = []
         for name, flag, key in _SETTINGS:
             asked = flag_value(argv, flag)
+            if asked is not None or key == "context_length":
+                rows.append(setting(name, asked, effective.get(key), f"/server_info effective.{key}"))
+        for tier in ("device", "host"):
+            asked = flag_value(argv, f"--{tier}-cache")
             if asked is not None:
-                rows.append(setting(name, asked, shown.get(key), f"/server_info effective.{key}"))
+                key = f"{tier}_pool_bytes_total"
+                wanted = str(parse_size(asked, what=f"--{tier}-cache"))
+                evidence = f"/server_info effective.pools.{key}"
+                rows.append(Setting(f"{tier} pool bytes in total", wanted, _text(pools.get(key)), evidence, None, 0.02))
         return rows
 
 
@@ -149,6 +157,14 @@ _SETTINGS = (
     ("write policy", "--write-policy", "write_policy"),
     ("ranks", "--tp", "tp"),
 )
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _head(installation: Installation) -> tuple[str, ...]:

@@ -1,0 +1,25 @@
+"""Fixtures of the operator's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from operator_driving import Driver
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    """`forebay` in a home of its own; whatever a test brings up is taken down after it."""
+    found = Driver(tmp_path / "home")
+    yield found
+    found.clean()
+
+
+@pytest.fixture(scope="module")
+def shared_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """One home for a module, for a server that several tests share."""
+    found = Driver(tmp_path_factory.mktemp("home"))
+    yield found
+    found.clean()

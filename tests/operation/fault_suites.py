@@ -1,0 +1,260 @@
+"""What every server must survive being watched through: suites that the three fault files run on the real servers.
+
+A suite is a class whose ``case`` a fixture of the file gives. Tests of ``Serving`` share one server and run in the order in
+which they stand; the last one kills it. Times are not asserted, but a verdict must come before the server's own does: for
+that the events of the run are compared with each other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from operator_driving import (
+    Driver,
+    Result,
+    assert_nothing_left,
+    by_hand,
+    free_port,
+    pid_of,
+    process_state,
+    stranger,
+    until,
+)
+from operator_peers import truncated_copy
+
+from forebay.servers.install import find_installation
+from forebay.servers.registry import server_named
+
+SOON_S = 6.0
+"""Generous for a loaded machine: the rule is 2 s."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One server and how to start it small.
+
+    Attributes:
+        flags: what a good start needs.
+        engine: words of the title of the process that holds the model.
+        flag_value: a flag of this server that does not exist.
+        too_long, too_big: flags of a context and of a pool that cannot work, with the cause each must have.
+    """
+
+    server: str
+    model: Path
+    flags: tuple[str, ...]
+    engine: str
+    bad_flag: str
+    too_long: tuple[tuple[str, ...], str]
+    too_big: tuple[tuple[str, ...], str]
+    ready_s: float = 400.0
+
+    def up(self, driver: Driver, name: str, *extra: str, port: int | None = None, flags: Sequence[str] = ()) -> Result:
+        """``forebay up`` to its end."""
+        return driver(*self.words(name, *extra, port=port, flags=flags), timeout_s=self.ready_s)
+
+    def words(self, name: str, *extra: str, port: int | None = None, flags: Sequence[str] = ()) -> list[str]:
+        words = ["up", str(self.model), "--server", self.server, "--name", name, "--port", str(port or free_port())]
+        return [*words, "--json", *extra, "--", *self.flags, *flags]
+
+    def hand(self, model: Path, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The same start as somebody would type it."""
+        server = server_named(self.server)
+        installation = find_installation(self.server, server.distributions)
+        head = {
+            "embedded": ("forebay", "serve", str(model)),
+            "sglang": ("--model-path", str(model)),
+            "vllm": ("--model", str(model)),
+        }
+        argv = (*head[self.server], "--host", "127.0.0.1", "--port", str(port), *self.flags)
+        launch = server.adopt(argv, {}, installation, gpus=0)
+        return launch.argv, dict(launch.env)
+
+
+class Serving:
+    """One good start, and what happens to it while it serves."""
+
+    name = "serving"
+
+    @pytest.fixture(scope="class")
+    def served(self, case: Case, shared_driver: Driver) -> Iterator[Driver]:
+        up = case.up(shared_driver, self.name, "--detach", "--no-verify")
+        assert up.code == 0, f"{up.err[-2000:]}\n{up.out[-2000:]}\n{shared_driver.log_tail(self.name)}"
+        yield shared_driver
+
+    def test_ready_names_its_own_process_and_a_token(self, case: Case, served: Driver) -> None:
+        record = served.record(self.name)
+        ready = next(event for event in served.events(self.name) if event["event"] == "ready")
+        assert record["state"] == "ready"
+        assert ready["owner"]["pid"] == record["front"]["pid"]
+        assert "1 token" in ready["evidence"][0]
+        assert record["ready_after_s"] > 0
+        assert {"loading"} <= {stage["name"] for stage in record["stages"]}
+
+    def test_another_run_may_not_have_its_port(self, case: Case, served: Driver) -> None:
+        again = case.up(served, "second", port=served.record(self.name)["port"])
+        assert again.code == 3
+        assert "port_in_use" in again.err
+        assert self.name in again.err
+
+    def test_wait_by_address_names_the_owner(self, case: Case, served: Driver) -> None:
+        record = served.record(self.name)
+        waited = served("wait", record["url"] if "url" in record else f"http://127.0.0.1:{record['port']}", "--json")
+        assert waited.code == 0
+        assert waited.event("ready")["owner"]["pid"] == record["front"]["pid"]
+
+    def test_a_stopped_engine_is_hung_at_once_and_well_again_when_continued(self, case: Case, served: Driver) -> None:
+        engine = pid_of(served.record(self.name), case.engine)
+        began = time.time()
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            hung = served.wait_event(self.name, "hung", after=began, timeout_s=SOON_S)
+            assert any("state T" in line and str(engine) in line for line in hung["evidence"])
+            assert served("wait", self.name, "--json").code == 6
+            assert served("status", self.name, "--json").out.count('"hung"') == 1
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        served.wait_event(self.name, "ready", after=time.time(), timeout_s=60.0)
+
+    def test_a_killed_engine_is_dead_before_its_front_is(self, case: Case, served: Driver) -> None:
+        record = served.record(self.name)
+        engine, pids = pid_of(record, case.engine), [int(pid) for pid in record["member_names"]]
+        began = time.time()
+        os.kill(engine, signal.SIGKILL)
+        dead = served.wait_event(self.name, "dead", after=began, timeout_s=SOON_S)
+        assert dead["cause"] == "worker_killed", dead
+        assert str(engine) in dead["evidence"][0]
+        assert_nothing_left(served, self.name, pids)
+
+
+class Ending:
+    """Starts that end from outside: each needs a server of its own."""
+
+    def test_a_killed_front_is_dead_and_down_ends_its_orphans(self, case: Case, driver: Driver) -> None:
+        up = case.up(driver, "orphans", "--detach", "--no-verify")
+        assert up.code == 0, up.err[-2000:]
+        record = driver.record("orphans")
+        front, pids = record["front"]["pid"], [int(pid) for pid in record["member_names"]]
+        began = time.time()
+        os.kill(front, signal.SIGKILL)
+        dead = driver.wait_event("orphans", "dead", after=began, timeout_s=SOON_S)
+        assert dead["cause"] == "front_killed", dead
+        assert dead["exit_code"] == -9
+        assert_nothing_left(driver, "orphans", pids)
+
+    def test_sigterm_from_outside_is_told_from_a_failure(self, case: Case, driver: Driver) -> None:
+        up = driver.start(*case.words("asked", "--no-verify"))
+        try:
+            driver.wait_event("asked", "ready", timeout_s=case.ready_s) if until(
+                lambda: (driver.home / "runs" / "asked" / "events.jsonl").exists(), 60.0
+            ) else pytest.fail("never launched")
+            pids = [int(pid) for pid in driver.record("asked")["member_names"]]
+            os.kill(driver.record("asked")["front"]["pid"], signal.SIGTERM)
+            out, err = up.communicate(timeout=90)
+        finally:
+            up.kill()
+        assert up.returncode == 4, err[-2000:]
+        assert '"cause": "stopped_on_request"' in out.replace('"cause":"', '"cause": "'), out[-2000:]
+        assert_nothing_left(driver, "asked", pids)
+
+    def test_an_engine_killed_while_loading_is_dead_at_once(self, case: Case, driver: Driver) -> None:
+        up = driver.start(*case.words("loading", "--no-verify"))
+        try:
+            engine = until(lambda: _titled(driver, "loading", case.engine), case.ready_s)
+            assert engine, driver.log_tail("loading")
+            began = time.time()
+            os.kill(engine, signal.SIGKILL)
+            out, err = up.communicate(timeout=90)
+        finally:
+            up.kill()
+        assert up.returncode == 4, err[-2000:]
+        dead = driver.wait_event("loading", "dead", after=began, timeout_s=1.0)
+        assert dead["cause"] == "worker_killed", dead
+        assert dead["at"] - began < SOON_S
+        assert_nothing_left(driver, "loading", [engine])
+
+
+class FailedStarts:
+    """Starts that cannot work: the right cause, no false ready, nothing left."""
+
+    def test_bad_flag(self, case: Case, driver: Driver) -> None:
+        up = case.up(driver, "bad", flags=(case.bad_flag,))
+        assert up.code == 4, up.err[-2000:]
+        assert up.event("dead")["cause"] == "bad_flag", up.event("dead")
+        assert not [event for event in up.events if event["event"] == "ready"]
+        assert_nothing_left(driver, "bad", [])
+
+    def test_context_too_long(self, case: Case, driver: Driver) -> None:
+        flags, cause = case.too_long
+        self._refused_or_dead(case, driver, flags, cause)
+
+    def test_pool_too_big_for_the_machine(self, case: Case, driver: Driver) -> None:
+        flags, cause = case.too_big
+        refused = case.up(driver, "planned", flags=flags)
+        assert refused.code == 3, refused.err[-2000:]
+        assert not (driver.home / "runs" / "planned").exists()
+        self._refused_or_dead(case, driver, flags, cause)
+
+    def test_model_missing(self, case: Case, driver: Driver, tmp_path: Path) -> None:
+        missing = tmp_path / "no-such-model"
+        refused = driver("up", str(missing), "--server", case.server, "--port", str(free_port()))
+        assert refused.code in (2, 3)
+        assert "checkpoint_missing" in refused.err
+        self._dies_by_hand(case, driver, missing, tmp_path, "checkpoint_missing")
+
+    def test_truncated_weights(self, case: Case, driver: Driver, tmp_path: Path) -> None:
+        half = truncated_copy(case.model, tmp_path / "half")
+        refused = driver("up", str(half), "--server", case.server, "--port", str(free_port()))
+        assert refused.code in (2, 3)
+        assert "checkpoint_corrupt" in refused.err
+        self._dies_by_hand(case, driver, half, tmp_path, "checkpoint_corrupt")
+
+    def test_port_held_by_a_stranger(self, case: Case, driver: Driver, tmp_path: Path) -> None:
+        port = free_port()
+        with stranger(port) as other:
+            refused = case.up(driver, "taken", port=port)
+            assert refused.code == 3
+            assert "port_in_use" in refused.err
+            assert str(other.pid) in refused.err
+            waited = driver("wait", f":{port}", "--server", case.server, "--timeout", "3", "--json")
+            assert waited.code != 0, "a stranger's 200 is no readiness"
+            self._dies_by_hand(case, driver, case.model, tmp_path, "port_in_use", port=port)
+
+    def _refused_or_dead(self, case: Case, driver: Driver, flags: Sequence[str], cause: str) -> None:
+        up = case.up(driver, "failing", "--no-plan", flags=flags)
+        assert up.code == 4, up.err[-2000:]
+        dead = up.event("dead")
+        assert dead["cause"] == cause, dead
+        assert not [event for event in up.events if event["event"] == "ready"]
+        assert_nothing_left(driver, "failing", [])
+
+    def _dies_by_hand(
+        self, case: Case, driver: Driver, model: Path, folder: Path, cause: str, port: int | None = None
+    ) -> None:
+        """Started by somebody else: only its pid and its log are known."""
+        port = port or free_port()
+        log = folder / "hand.log"
+        argv, env = case.hand(model, port)
+        with by_hand(argv, env, log) as child:
+            waited = driver(
+                "wait", f"http://127.0.0.1:{port}", "--pid", str(child.pid), "--log", str(log), "--server", case.server,
+                "--json", timeout_s=case.ready_s,
+            )  # fmt: skip
+        assert waited.code == 4, f"{waited.out[-2000:]}\n{log.read_text(errors='replace')[-2000:]}"
+        assert waited.event("dead")["cause"] == cause, waited.event("dead")
+
+
+def _titled(driver: Driver, name: str, title: str) -> int | None:
+    """The pid of the run's process with ``title``, once it is on record."""
+    try:
+        names = driver.record(name)["member_names"]
+    except (OSError, ValueError):
+        return None
+    found = [int(pid) for pid, text in names.items() if title in text and process_state(int(pid)) is not None]
+    return found[0] if found else None

@@ -1,0 +1,94 @@
+"""The fault matrix on the real SGLang, on this CPU."""
+
+from __future__ import annotations
+
+import pytest
+from fault_suites import Case, Ending, FailedStarts, Serving
+from operator_driving import Driver, free_port
+from operator_peers import peer, real_model
+
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
+
+_SMALL = ("--mem-fraction-static", "0.3", "--max-total-tokens", "4096", "--page-size", "64")
+_HICACHE = ("--enable-hierarchical-cache", "--hicache-size", "1", "--hicache-mem-layout", "page_first")
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    peer("sglang")
+    return Case(
+        server="sglang",
+        model=real_model(),
+        flags=_SMALL,
+        engine="sglang::scheduler",
+        bad_flag="--no-such-flag",
+        too_long=(("--context-length", "100000"), "ctx_too_long_for_model"),
+        too_big=(("--enable-hierarchical-cache", "--hicache-size", "1000"), "host_pool_too_big"),
+    )
+
+
+class TestServing(Serving):
+    def test_a_pause_is_told_from_a_hang(self, case: Case, served: Driver) -> None:
+        from forebay.machine.local import LocalMachine
+        from forebay.servers.http import parse_address, send
+
+        address = parse_address(f"http://127.0.0.1:{served.record(self.name)['port']}")
+        send(LocalMachine(), address, "POST", "/pause_generation", {}, timeout_s=10)
+        try:
+            waited = served("wait", self.name, "--timeout", "4", "--json")
+            assert waited.code == 5
+            assert waited.event("paused")["evidence"][0].startswith("/ready answered 503")
+        finally:
+            send(LocalMachine(), address, "POST", "/continue_generation", {}, timeout_s=10)
+        assert served("wait", self.name, "--json").code == 0
+
+
+class TestEnding(Ending):
+    pass
+
+
+class TestFailedStarts(FailedStarts):
+    pass
+
+
+def _rows(up: object) -> dict[str, dict[str, str]]:
+    return {row["name"]: row for row in up.event("verified")["rows"]}  # type: ignore[attr-defined]
+
+
+def test_verify_observes_host_hits_and_a_rewritten_layout(case: Case, driver: Driver) -> None:
+    up = case.up(driver, "tiers", "--detach", flags=_HICACHE)
+    rows = _rows(up)
+    assert rows["host tier"]["status"] == "ok", up.err[-3000:]
+    assert rows["same output from loaded pages"]["observed"] == "same"
+    assert rows["memory layout"] | {"evidence": "", "fix": ""} == {
+        "name": "memory layout", "asked": "page_first", "effective": "page_first_direct", "observed": None,
+        "status": "differs", "evidence": "", "cause": None, "fix": "",
+    }  # fmt: skip
+    assert up.code == 7
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("flags", "row", "status", "code"),
+    [
+        (("--tp-size", "2", *_HICACHE[:3]), "host tier", "ok", 0),
+        ((), "lower tiers", "off", 0),
+        (("--max-total-tokens", "60000", *_HICACHE[:3]), "host pool larger than device pool", "differs", 7),
+    ],
+    ids=["tp2", "off", "useless"],
+)
+def test_verify_of_other_shapes(
+    case: Case, driver: Driver, flags: tuple[str, ...], row: str, status: str, code: int
+) -> None:
+    up = case.up(driver, "shape", "--detach", "--probe-seconds", "120", flags=flags)
+    assert _rows(up)[row]["status"] == status, up.err[-3000:]
+    assert up.code == code
+
+
+@pytest.mark.soak
+def test_a_second_sglang_on_a_taken_port_is_never_ready(
+    case: Case, driver: Driver, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    port = free_port()
+    assert case.up(driver, "first", "--detach", "--no-verify", port=port).code == 0
+    FailedStarts()._dies_by_hand(case, driver, case.model, tmp_path_factory.mktemp("hand"), "port_in_use", port=port)
