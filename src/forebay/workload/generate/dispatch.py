@@ -19,7 +19,7 @@ from forebay.workload.generate.lanes import Fleet, Lane
 from forebay.workload.generate.progress import Progress, Tally
 from forebay.workload.generate.rows import Malformed, Row
 from forebay.workload.generate.settings import GenerateSettings
-from forebay.workload.generate.sources import RawRow, Source
+from forebay.workload.generate.sources import RawRow, Rows
 from forebay.workload.generate.turns import Turn, Work, ask_turn
 
 __all__ = ["Dispatch"]
@@ -66,7 +66,7 @@ class Dispatch:
             for slot in list(lane.slots):
                 slot.cancel()
 
-    async def run(self, source: Source, parse: Callable[[RawRow], Row | Malformed]) -> bool:
+    async def run(self, source: Rows, parse: Callable[[RawRow], Row | Malformed]) -> bool:
         """Generate every pending row; True when the user interrupted.
 
         Raises:
@@ -256,7 +256,7 @@ class Dispatch:
 
         asyncio.get_running_loop().call_later(delay_s, back)
 
-    async def _feed(self, source: Source, parse: Callable[[RawRow], Row | Malformed]) -> None:
+    async def _feed(self, source: Rows, parse: Callable[[RawRow], Row | Malformed]) -> None:
         """Keep about a window of pending rows ready, sorted so that common prefixes lie side by side."""
         rows = islice(source.rows(), self._settings.limit)
         window: list[Work] = []

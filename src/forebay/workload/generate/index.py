@@ -14,7 +14,7 @@ from pathlib import Path
 
 from forebay.workload.generate.journal import scan
 from forebay.workload.generate.rows import Malformed, Row, key_of
-from forebay.workload.generate.sources import RawRow, Source
+from forebay.workload.generate.sources import RawRow, Rows
 
 __all__ = ["Counts", "Entry", "Index", "build_index"]
 
@@ -56,12 +56,16 @@ class Counts:
 
 
 class Index:
-    """An open index. Writes are buffered; every read sees them."""
+    """An open index. Writes are buffered; every read sees them.
 
-    def __init__(self, path: Path) -> None:
-        for stale in (path, path.with_name(path.name + "-journal")):
-            stale.unlink(missing_ok=True)
-        self._db = sqlite3.connect(path, isolation_level=None)
+    Args:
+        path: its file; one that is there is replaced. None keeps a small index in memory.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
         for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}", "temp_store=FILE"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(_SCHEMA)
@@ -190,7 +194,7 @@ class Index:
 
 def build_index(
     path: Path,
-    source: Source,
+    source: Rows,
     parse: Callable[[RawRow], Row | Malformed],
     journal: Path,
     *,

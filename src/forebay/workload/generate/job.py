@@ -28,7 +28,7 @@ from forebay.workload.generate.sources import RawRow, Source, open_source
 from forebay.workload.limits import ConcurrencyLimit
 from forebay.workload.loop import run_async
 
-__all__ = ["Outcome", "run_job"]
+__all__ = ["Outcome", "make_lane", "run_job"]
 
 
 class Shows(Protocol):
@@ -119,7 +119,7 @@ async def _generate(
 ) -> tuple[list[str], bool]:
     """Returns what changed in the fingerprint, and whether the user interrupted."""
     fleet = Fleet(
-        [_lane(settings, url) for url in settings.servers],
+        [make_lane(settings, url) for url in settings.servers],
         model=settings.model,
         reviver=Reviver(up_command(settings.up)) if settings.up else None,
         wait_s=settings.server_wait_s,
@@ -147,7 +147,8 @@ async def _generate(
         await fleet.close()
 
 
-def _lane(settings: GenerateSettings, url: str) -> Lane:
+def make_lane(settings: GenerateSettings, url: str) -> Lane:
+    """A lane for one address, with a measured or a fixed limit."""
     client = Client(url, api_key=settings.api_key, read_timeout_s=settings.read_timeout_s)
     if settings.concurrency is not None:
         return Lane(client.url, client, ConcurrencyLimit(start=settings.concurrency, fixed=True))

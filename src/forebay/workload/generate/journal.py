@@ -76,13 +76,17 @@ def decode_line(line: bytes) -> Record | None:
         return None
 
 
-def scan(path: Path) -> Iterator[tuple[int, int, Record | None]]:
+def scan(path: Path, start: int = 0) -> Iterator[tuple[int, int, Record | None]]:
     """Every complete line of a journal: offset, length without the newline, record (None when damaged).
 
-    A last line without its newline is torn and is not yielded. Memory: one line.
+    A last line without its newline is torn, or still being written, and is not yielded. Memory: one line.
+
+    Args:
+        start: where a line begins; lines before it are passed over.
     """
-    offset = 0
+    offset = start
     with path.open("rb", buffering=_READ_BYTES) as handle:
+        handle.seek(start)
         for line in handle:
             if not line.endswith(b"\n"):
                 return

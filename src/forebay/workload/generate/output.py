@@ -27,7 +27,7 @@ from forebay.workload.generate.journal import Journal, Record, read_record
 from forebay.workload.generate.rows import Malformed, Row
 from forebay.workload.generate.settings import GenerateSettings
 from forebay.workload.generate.shards import JsonlShard, ParquetShard, Shard
-from forebay.workload.generate.sources import RawRow, Source, require_pyarrow
+from forebay.workload.generate.sources import RawRow, Rows, require_pyarrow
 
 __all__ = ["Written", "check_output", "output_id", "output_row", "write_output"]
 
@@ -109,7 +109,7 @@ class _Totals:
 
 def write_output(
     settings: GenerateSettings,
-    source: Source,
+    source: Rows,
     parse: Callable[[RawRow], Row | Malformed],
     index: Index,
     journal: Journal,
@@ -281,7 +281,7 @@ class _Done:
 
 
 def _rows_done(
-    source: Source,
+    source: Rows,
     parse: Callable[[RawRow], Row | Malformed],
     index: Index,
     journal: Journal,

@@ -11,15 +11,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from forebay.errors import UsageError
 
-__all__ = ["Source", "open_source", "require_pyarrow"]
+__all__ = ["RawRow", "Rows", "Source", "open_source", "require_pyarrow"]
 
 _JSONL = (".jsonl", ".jsonl.gz", ".ndjson")
 _BATCH_ROWS = 256
 RawRow = bytes | dict[str, Any]
+
+
+class Rows(Protocol):
+    """What a run asks of its input: the same rows in the same order, each time it asks."""
+
+    def rows(self) -> Iterator[RawRow]:
+        """Every row."""
 
 
 @dataclass(frozen=True, slots=True)

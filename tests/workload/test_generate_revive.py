@@ -1,0 +1,79 @@
+"""``--up``: when a server is started again, and when that is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from workload_processes import ROOT
+
+from forebay.errors import DeadError
+from forebay.workload.client import Client
+from forebay.workload.generate.lanes import Fleet, Lane
+from forebay.workload.generate.revive import Reviver, StartBudget, up_command
+from forebay.workload.limits import ConcurrencyLimit
+from forebay.workload.target import up_address
+
+
+def test_starts_are_spaced_and_end_after_five_in_ten_minutes() -> None:
+    budget, now, starts = StartBudget(), 0.0, []
+    while (delay := budget.delay(now)) is not None:
+        now += delay
+        starts.append(now)
+        budget.started(now)
+    assert starts == [0.0, 2.0, 6.0, 14.0, 30.0]
+    assert budget.delay(now + 500) is None
+    assert budget.delay(600.0) == 0.0  # the first start is ten minutes old
+
+
+def test_what_is_given_to_up_says_where_it_will_serve(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"server": "vllm", "command": ["vllm", "--port", "8123"]}')
+    assert up_address(str(plan)) == "http://127.0.0.1:8123"
+    assert up_address(f"{plan} --port 8124") == "http://127.0.0.1:8124"
+    assert up_address("smollm2") == "http://127.0.0.1:30000"
+    assert up_command("smollm2 --host-cache '2 GB'")[-3:] == ["smollm2", "--host-cache", "2 GB"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _starter(folder: Path, port: int) -> list[str]:
+    """A command like ``forebay up --detach``: starts a server that outlives it, and ends when that is up."""
+    script = folder / "up.py"
+    script.write_text(
+        "import pathlib, subprocess, sys\n"
+        f"p = subprocess.Popen([sys.executable, {str(ROOT / 'benchmarks' / 'null_server.py')!r}, '--port', '{port}'],"
+        " stdout=subprocess.PIPE, text=True, start_new_session=True)\n"
+        f"p.stdout.readline()\npathlib.Path({str(folder / 'pid')!r}).write_text(str(p.pid))\n"
+    )
+    return [sys.executable, str(script)]
+
+
+async def test_a_dead_server_is_started_again_and_its_lane_comes_back(tmp_path: Path) -> None:
+    port = _free_port()
+    reviver = Reviver(_starter(tmp_path, port), StartBudget(starts=2, first_delay_s=0.05))
+    lane = Lane(f"http://127.0.0.1:{port}", Client(f"http://127.0.0.1:{port}"), ConcurrencyLimit())
+    events: list[str] = []
+    fleet = Fleet([lane], model=None, reviver=reviver, wait_s=60, on_event=lambda name, *_: events.append(name))
+    try:
+        assert (await fleet.first_ready()).model == "null"
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        fleet.take_out(lane, "killed")
+        while not lane.up:
+            await asyncio.sleep(0.02)
+        assert (reviver.count, events) == (2, ["server_in", "server_out", "server_in"])
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        fleet.take_out(lane, "killed")
+        with pytest.raises(DeadError, match="started 2 times"):
+            await fleet.watch()
+    finally:
+        await fleet.close()
