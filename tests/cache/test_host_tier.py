@@ -9,11 +9,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from cache_world import FULL, HYBRID
 
 from forebay.causes import Cause
 from forebay.engine.cache.host_limits import HostLimits, judge_host_pool, read_host_limits, require_host_pool
-from forebay.engine.cache.host_region import HostRegion, split_host_bytes
+from forebay.engine.cache.host_region import HostRegion
 from forebay.errors import RefusedError
 from forebay.sizes import GB
 
@@ -55,16 +54,6 @@ def test_this_machine_is_read() -> None:
     assert 0 < limits.available < 2**50
     with pytest.raises(RefusedError):
         require_host_pool(2**55)
-
-
-def test_the_budget_is_split_by_what_a_sequence_needs() -> None:
-    total = 10**6
-    (pages,) = split_host_bytes(FULL, total)
-    assert total - FULL.page_bytes(0) < pages * FULL.page_bytes(0) <= total
-    full, sliding = split_host_bytes(HYBRID, total, tokens_a_sequence=100)
-    # The window of 6 and a page of 4: a tenth of the pages.
-    assert abs(sliding - full / 10) <= 1
-    assert full * HYBRID.page_bytes(0) + sliding * HYBRID.page_bytes(1) <= total
 
 
 def test_faulting_in_reports_progress_to_the_end() -> None:

@@ -14,7 +14,7 @@ from forebay.errors import RefusedError
 from forebay.planning.embedded import default_host_reserve
 from forebay.sizes import format_size
 
-__all__ = ["HostLimits", "HostVerdict", "default_reserve", "judge_host_pool", "read_host_limits", "require_host_pool"]
+__all__ = ["HostLimits", "HostVerdict", "judge_host_pool", "read_host_limits", "require_host_pool"]
 
 SHM = "/dev/shm"
 
@@ -77,11 +77,6 @@ def judge_host_pool(asked: int, limits: HostLimits, reserve: int) -> HostVerdict
     return HostVerdict(asked, reserve, largest, limits, Cause.HOST_POOL_TOO_BIG if by_memory else Cause.SHM_TOO_SMALL)
 
 
-def default_reserve(available: int | None) -> int:
-    """Memory left to everybody else; the planner keeps the same."""
-    return default_host_reserve(available)
-
-
 def require_host_pool(asked: int, reserve: int | None = None) -> HostVerdict:
     """Judge ``asked`` bytes against this machine now; for use before anything is loaded.
 
@@ -89,7 +84,7 @@ def require_host_pool(asked: int, reserve: int | None = None) -> HostVerdict:
         RefusedError: it does not fit, with every number.
     """
     limits = read_host_limits()
-    verdict = judge_host_pool(asked, limits, default_reserve(limits.available) if reserve is None else reserve)
+    verdict = judge_host_pool(asked, limits, default_host_reserve(limits.available) if reserve is None else reserve)
     verdict.require()
     return verdict
 

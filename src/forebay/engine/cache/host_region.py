@@ -18,22 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import RefusedError
-from forebay.planning.embedded import CONTROL_BYTES, host_pages
-from forebay.planning.kv_spec import KVSpec
+from forebay.planning.embedded import CONTROL_BYTES
 from forebay.sizes import format_size
 
-__all__ = ["HostRegion", "Progress", "split_host_bytes"]
+__all__ = ["HostRegion", "Progress"]
 
 Progress = Callable[[int, int, float], None]
 """(bytes done, bytes in total, bytes a second)"""
 
-_CONTROL_BYTES = CONTROL_BYTES
+CONTROL_BYTES = CONTROL_BYTES
 _CHUNK = 64 * 2**20
-
-
-def split_host_bytes(spec: KVSpec, total: int, tokens_a_sequence: int = 4096) -> tuple[int, ...]:
-    """Pages of each group that ``total`` bytes hold: the planner's arithmetic, so that plan and pool agree to the page."""
-    return host_pages(spec, total, tokens_a_sequence)
 
 
 class HostRegion:
@@ -52,11 +46,11 @@ class HostRegion:
         self.nbytes = self.size(page_counts, page_bytes)
         self._map = mmap.mmap(descriptor, self.nbytes)
         whole: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
-        self.control: npt.NDArray[np.int64] = whole[:_CONTROL_BYTES].view(np.int64)
+        self.control: npt.NDArray[np.int64] = whole[:CONTROL_BYTES].view(np.int64)
         """Progress of disk reads, one word each: layers that have arrived, or -1 when the read failed."""
         self._whole = whole
         self._groups = []
-        start = _CONTROL_BYTES
+        start = CONTROL_BYTES
         for count, size in zip(page_counts, page_bytes):
             self._groups.append(whole[start : start + count * size].reshape(count, size))
             start += count * size
@@ -64,7 +58,7 @@ class HostRegion:
     @staticmethod
     def size(page_counts: Sequence[int], page_bytes: Sequence[int]) -> int:
         """Bytes of a region with these pages."""
-        return _CONTROL_BYTES + sum(count * size for count, size in zip(page_counts, page_bytes))
+        return CONTROL_BYTES + sum(count * size for count, size in zip(page_counts, page_bytes))
 
     @classmethod
     def create(cls, page_counts: Sequence[int], page_bytes: Sequence[int]) -> HostRegion:

@@ -16,7 +16,7 @@ from forebay.engine.cache.config import CacheConfig
 from forebay.engine.cache.digests import chain_digest
 from forebay.engine.cache.disk_store import DiskStore
 from forebay.engine.cache.executor import RankExecutor, TransferExecutor
-from forebay.engine.cache.host_region import HostRegion, split_host_bytes
+from forebay.engine.cache.host_region import HostRegion
 from forebay.engine.cache.interface import CachedTokens, Int32Array, Tier
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.matching import DEVICE, DISK, HOST, Match, Matcher
@@ -26,6 +26,7 @@ from forebay.engine.cache.report import snapshot, stats
 from forebay.engine.cache.residency import Residency
 from forebay.engine.cache.spill import Spill
 from forebay.engine.cache.tree import token_bytes
+from forebay.planning.embedded import host_pages
 from forebay.planning.kv_spec import KVSpec
 
 __all__ = ["PrefixCache", "host_page_counts"]
@@ -40,7 +41,7 @@ _SAVING_S = 0.05
 def host_page_counts(spec: KVSpec, config: CacheConfig) -> tuple[int, ...]:
     """Pages of each group's host pool; without a host tier those for staging, without a disk tier either none."""
     if config.host_bytes:
-        return split_host_bytes(spec, config.host_bytes, config.host_sequence_tokens)
+        return host_pages(spec, config.host_bytes, config.host_sequence_tokens)
     return (config.staging_pages if config.disk_dir is not None else 0,) * len(spec.groups)
 
 
@@ -75,8 +76,8 @@ class PrefixCache:
         self._windowed = [g for g, group in enumerate(spec.groups) if group.window is not None]
         self._full = [g for g, group in enumerate(spec.groups) if group.window is None]
         has_host = executor is not None and config.host_bytes > 0
-        host_pages = host_page_counts(spec, config) if executor is not None else (0,) * len(spec.groups)
-        self.residency = Residency(spec.page_size, config.device_pages, host_pages, config.eviction, self._cost)
+        counts = host_page_counts(spec, config) if executor is not None else (0,) * len(spec.groups)
+        self.residency = Residency(spec.page_size, config.device_pages, counts, config.eviction, self._cost)
         self.tree = self.residency.tree
         if store is not None:
             self.tree.root.digest = store.salt
