@@ -212,7 +212,24 @@ def write_tokenizer(folder: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    words = ["water", "basin", "turbine", "wheel", "river", "gate", "level", "page", "tier", "rank", "batch", "step", "token", "cache", "pool", "night"]
+    words = [
+        "water",
+        "basin",
+        "turbine",
+        "wheel",
+        "river",
+        "gate",
+        "level",
+        "page",
+        "tier",
+        "rank",
+        "batch",
+        "step",
+        "token",
+        "cache",
+        "pool",
+        "night",
+    ]
     tokenizer.train_from_iterator([f"{a} {b} the {c}" for a in words for b in words for c in words], trainer)
     for spare in range(VOCAB - tokenizer.get_vocab_size()):
         tokenizer.add_tokens([f"<spare_{spare}>"])
@@ -229,3 +246,100 @@ def write_tokenizer(folder: Path) -> None:
         "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+_EXPERTS_ONLY = [
+    "lm_head",
+    "re:.*self_attn.*",
+    "re:.*shared_experts.*",
+    r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+    "re:vision_tower.*",
+    "re:mm_projector.*",
+]
+"""The ``ignore`` list that Kimi-K2.5 is published with, in effect: everything but the routed experts."""
+
+
+def quantize_tiny(folder: Path, scheme: str, *, experts_only: bool = False) -> Path:
+    """Rewrite a tiny checkpoint with quantized weights; ``text`` beside it keeps what they stand for, for the reference.
+
+    Args:
+        folder: written by ``make_tiny`` in float32, so that the reference's weights are exact.
+        scheme: ``int4`` (compressed-tensors pack-quantized, group 32), ``int8`` (compressed-tensors, a scale a channel), or ``fp8``
+            (DeepSeek's, blocks of 128 x 128).
+        experts_only: as Kimi-K2.5 does; otherwise all linears but the head and the routers.
+    """
+    from safetensors.torch import load_file, save_file
+
+    stored = load_file(folder / "model.safetensors")
+    meant, packed = {}, {}
+    for name, weight in stored.items():
+        if _is_quantized(name, weight, experts_only):
+            tensors, meant[name] = _QUANTIZERS[scheme](weight)
+            module = name.removesuffix(".weight")
+            packed.update({f"{module}.{suffix}": tensor for suffix, tensor in tensors.items()})
+        else:
+            meant[name] = packed[name] = weight
+    text = folder / "text"
+    if not text.exists():
+        text.mkdir()
+        (text / "config.json").write_text((folder / "config.json").read_text())
+    reference = {n.removeprefix("language_model."): t for n, t in meant.items() if not n.startswith(("vision", "mm_"))}
+    save_file(reference, text / "model.safetensors", metadata={"format": "pt"})
+    save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def declare(config: dict[str, Any]) -> None:
+        config.get("text_config", config)["quantization_config"] = _quantization_config(scheme, experts_only)
+
+    edit_config(folder, declare)
+    return folder
+
+
+def _is_quantized(name: str, weight: torch.Tensor, experts_only: bool) -> bool:
+    if weight.dim() != 2 or ".layers." not in name or name.endswith(("gate.weight", "norm.weight")):
+        return False
+    return ".experts." in name if experts_only else True
+
+
+def _quantization_config(scheme: str, experts_only: bool) -> dict[str, Any]:
+    if scheme == "fp8":
+        return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    weights = {"num_bits": 4 if scheme == "int4" else 8, "type": "int", "symmetric": True, "dynamic": False}
+    weights |= {"strategy": "group", "group_size": 32} if scheme == "int4" else {"strategy": "channel"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized" if scheme == "int4" else "int-quantized",
+        "ignore": _EXPERTS_ONLY if experts_only else ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+    }
+
+
+def _int4(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    groups = weight.view(weight.shape[0], -1, 32)
+    scale = (groups.abs().amax(-1) / 7.5).to(torch.bfloat16)
+    values = (groups / scale.float().unsqueeze(-1)).round().clamp(-8, 7)
+    meant = (values * scale.float().unsqueeze(-1)).view_as(weight)
+    packed = pack_to_int32(values.view_as(weight).to(torch.int8), 4)
+    shape = torch.tensor(weight.shape, dtype=torch.int32)
+    return {"weight_packed": packed, "weight_scale": scale, "weight_shape": shape}, meant
+
+
+def _int8(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    scale = (weight.abs().amax(-1, keepdim=True) / 127).to(torch.bfloat16)
+    values = (weight / scale.float()).round().clamp(-128, 127)
+    return {"weight": values.to(torch.int8), "weight_scale": scale}, values * scale.float()
+
+
+def _fp8(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    rows, cols = weight.shape
+    padded = torch.zeros(-(-rows // 128) * 128, -(-cols // 128) * 128)
+    padded[:rows, :cols] = weight
+    blocks = padded.view(padded.shape[0] // 128, 128, -1, 128)
+    scale = blocks.abs().amax((1, 3)) / 448
+    spread = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :cols]
+    values = (weight / spread).to(torch.float8_e4m3fn)
+    return {"weight": values, "weight_scale_inv": scale}, values.float() * spread
+
+
+_QUANTIZERS = {"int4": _int4, "int8": _int8, "fp8": _fp8}
