@@ -14,6 +14,7 @@ import hashlib
 import json
 import random
 import signal
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,6 +74,8 @@ class State:
     options: Options
     in_work: int = 0
     slots: asyncio.Semaphore | None = None
+    first_s: float = 0.0  # when the first request came and the last answer went, on the loop's clock
+    last_s: float = 0.0
     requests: int = 0
     refused: int = 0
     most_in_work: int = 0
@@ -137,6 +140,8 @@ class _Connection(asyncio.Protocol):
             self._send(200, {"flushed": True})
         elif path == b"/null/stats":
             names = (
+                "first_s",
+                "last_s",
                 "requests",
                 "refused",
                 "most_in_work",
@@ -158,6 +163,7 @@ class _Connection(asyncio.Protocol):
         if body.get("messages") and body["messages"][-1]["content"] == "refuse me":
             self._send(400, {"error": "refused, as asked"})
             return
+        state.first_s = state.first_s or time.monotonic()
         state.in_work += 1
         state.most_in_work = max(state.most_in_work, state.in_work)
         plain = not (options.first_s or options.token_s or options.prompt_token_s or state.slots or options.drop)
@@ -244,6 +250,7 @@ class _Connection(asyncio.Protocol):
         state = self._state
         state.in_work -= 1
         state.requests += 1
+        state.last_s = time.monotonic()
         text = answer_text(self._prompt(body), usage["completion_tokens"], body.get("seed"))
         reason = "length" if usage["completion_tokens"] >= (body.get("max_tokens") or 16) else "stop"
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
@@ -273,6 +280,7 @@ class _Connection(asyncio.Protocol):
         self._event({"choices": [], "usage": usage})
         self._write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         self._state.requests += 1
+        self._state.last_s = time.monotonic()
 
     def _event(self, value: dict[str, Any]) -> None:
         data = b"data: " + json.dumps(value).encode() + b"\n\n"
