@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fault_suites import Case
 from operator_driving import Driver
 
 
@@ -23,3 +24,12 @@ def shared_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     found = Driver(tmp_path_factory.mktemp("home"))
     yield found
     found.clean()
+
+
+@pytest.fixture(scope="class")
+def served(request: pytest.FixtureRequest, case: Case, shared_driver: Driver) -> Driver:
+    """One good start that the tests of a class share, in the order in which they stand."""
+    name = request.cls.name
+    up = case.up(shared_driver, name, "--detach", "--no-verify")
+    assert up.code == 0, f"{up.err[-2000:]}\n{up.out[-2000:]}\n{shared_driver.log_tail(name)}"
+    return shared_driver

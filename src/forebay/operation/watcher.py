@@ -172,10 +172,10 @@ class Watcher:
             prober.ask_token()
         if prober.health_pending_s >= 1.0 or prober.paused is not None:
             prober.ask_pause()
-        if prober.health is not None and prober.health.condition is not Condition.REFUSED:
-            if now - self._counters_at >= self._now_pace(self._pace.counters):
-                self._counters_at = now
-                prober.ask_counters()
+        answers = prober.health is not None and prober.health.condition is not Condition.REFUSED
+        if answers and now - self._counters_at >= self._now_pace(self._pace.counters):
+            self._counters_at = now
+            prober.ask_counters()
 
     def _observation(self, now: float) -> Observation:
         look = self._look or Look((), (), Activity(), Owner(OwnerKind.NOBODY))

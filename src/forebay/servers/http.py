@@ -74,7 +74,7 @@ def parse_address(url: str) -> Address:
     try:
         port = parts.port
     except ValueError:
-        port = None
+        raise UsageError(f"{url!r} is not an address: its port is no number", fix="write http://HOST:PORT") from None
     if parts.scheme not in ("http", "https") or (port is None and "://" not in url):
         raise UsageError(f"{url!r} is not an address", fix="write http://HOST:PORT")
     return Address(parts.hostname or "127.0.0.1", port or (443 if parts.scheme == "https" else 80), parts.scheme)
