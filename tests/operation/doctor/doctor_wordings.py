@@ -690,3 +690,38 @@ DEGRADED: dict[str, tuple[str, str]] = {
         'sglang:hicache_backup_tokens_total{model_name="m",pool="kv"} 52604.0\nsglang:evicted_tokens_total{model_name="m"} 353357.0\nsglang:load_back_tokens_total{model_name="m"} 0.0\n',
     ),
 }
+
+E_ = "2026-12-01T00:00:0{}.123Z "
+FAILURES |= {
+    "embedded_refused": (
+        "weights_exceed_static",
+        E_.format(1)
+        + "INFO listening host=127.0.0.1 port=8000 model=m\n"
+        + E_.format(2)
+        + 'ERROR died rank=0 code=weights_exceed_static reason="the weights take 9.1 GiB per rank, 4.2 GiB is there" fix="--tp 4" exit=3\n',
+    ),
+    "embedded_killed": (
+        "worker_killed",
+        E_.format(1)
+        + "INFO stage rank=0 name=loading progress=0.4\n"
+        + E_.format(2)
+        + 'ERROR died rank=0 code=worker_killed reason="the process of rank 0 was killed by SIGKILL" exit=4\n',
+    ),
+    "embedded_json": (
+        "port_in_use",
+        '{"time": "2026-12-01T00:00:01.000Z", "level": "ERROR", "event": "refused", "code": "port_in_use", "reason": "127.0.0.1:8000 is taken"}\n',
+    ),
+    "embedded_flag": (
+        "bad_flag",
+        "Usage: forebay serve [OPTIONS] MODEL\nTry 'forebay serve -h' for help.\n\nError: No such option: --contxt-length\n",
+    ),
+    "embedded_stopped": (
+        "stopped_on_request",
+        E_.format(1)
+        + "INFO stage rank=0 name=loading progress=0.4\n"
+        + E_.format(2)
+        + "INFO stopping signal=SIGTERM live=0\n"
+        + E_.format(3)
+        + "INFO ended exit=0\n",
+    ),
+}

@@ -155,11 +155,12 @@ def _candidate(rule: Rule, found: Found, own_line: Evidence | None = None) -> Ca
         if index is not None:
             evidence.append(transcript.evidence(index))
     time_s = found.line.time_s if found.line.time_s is not None else _NEVER
+    cause = _cause(rule, found)
     general = rule.tier is not Tier.SPECIFIC and not (transcript.entries and transcript.entries[found.index].fatal)
     order = (float(general), time_s, float(_DEPTH.get(found.line.process, 2)), float(found.index))
     return Candidate(
-        cause=_cause(rule, found),
-        tier=rule.tier,
+        cause=cause,
+        tier=_tier(rule, cause),
         order=order,
         meaning=_tidy(fill(rule.meaning, found)),
         fix=rule.fix(found),
@@ -174,6 +175,13 @@ def _cause(rule: Rule, found: Found) -> Cause:
         return rule.cause
     code = found.text("code") or found.text("code2")
     return Cause(code) if code in {item.value for item in Cause} else Cause.UNKNOWN
+
+
+def _tier(rule: Rule, cause: Cause) -> Tier:
+    """What a server says of its own worker's end is fallout: the machine's records may say who ended it."""
+    if rule.id == "embedded_code" and cause in (Cause.WORKER_KILLED, Cause.UNKNOWN):
+        return Tier.FALLOUT
+    return rule.tier
 
 
 def _tidy(text: str) -> str:

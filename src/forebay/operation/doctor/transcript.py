@@ -199,7 +199,8 @@ def _add_source(
         event = tracker.feed_parsed(line)
         if event is not None and not event.error:
             transcript.advances.append((index, line.rank))
-            if event.stage is Stage.SERVING and transcript.up is None and not transcript.port_lost:
+            says_up = event.stage is Stage.SERVING and (line.dialect != "embedded" or line.text.startswith("ready"))
+            if says_up and transcript.up is None and not transcript.port_lost:
                 transcript.up = index
     transcript.stages[number] = tracker.stage
 

@@ -55,7 +55,7 @@ _MARKS = (
         3,
         re.compile(r"waiting for engines to send initial message|waiting for engine core processes|max_model_len"),
     ),
-    ("embedded", 5, re.compile(r"\bforebay serve\b|forebay/engine/|\bforebay\.engine\b")),
+    ("embedded", 5, re.compile(r"\bforebay serve\b|forebay/engine/|\bforebay\.engine\b|^forebay: .+ \[[a-z_]+\]$")),
 )
 
 

@@ -25,7 +25,11 @@ EMBEDDED = Grammar(
         *(_stage(stage) for stage in Stage),
         StagePattern(Stage.SERVING, re.compile(r"^(?:ready|serving)(?: |$)")),
     ),
-    errors=(ErrorMark(re.compile(r"\bcode=[a-z_]+"), ("ERROR",)),),
+    errors=(
+        ErrorMark(re.compile(r"^(?:died|refused)\b"), ("ERROR",)),
+        ErrorMark(re.compile(r"^forebay: .+ \[[a-z_]+\]$")),
+        ErrorMark(re.compile(r"^Error: (?:No such option|Invalid value|Missing |Got unexpected|Option )")),
+    ),
     settings=(
         SettingPattern(re.compile(r"\bdevice_pool_tokens=(?P<device_pool_tokens>\d+)")),
         SettingPattern(re.compile(r"\bhost_pool_tokens=(?P<host_pool_tokens>\d+)")),

@@ -112,6 +112,8 @@ def parse_line(number: int, raw: str) -> LogLine:
     if "\x1b" in shown:
         shown = _ANSI.sub("", shown)
     shown = _CONTROL.sub("", shown)
+    if shown.startswith('{"time":'):
+        shown = _event_text(shown)
     docker = _docker_json(shown)
     if docker is not None:
         shown = docker
@@ -126,6 +128,19 @@ def parse_line(number: int, raw: str) -> LogLine:
     if embedded:
         return _embedded(number, text, embedded)
     return _server_prefix(number, shown, text, rank)
+
+
+def _event_text(text: str) -> str:
+    """The embedded server's JSON line in its text form."""
+    try:
+        record = json.loads(text)
+        head = [record.pop("time"), record.pop("level"), record.pop("event")]
+    except (ValueError, KeyError, AttributeError):
+        return text
+    pairs = (
+        f"{key}={value if isinstance(value, (int, float)) else json.dumps(value)}" for key, value in record.items()
+    )
+    return " ".join([*map(str, head), *pairs])
 
 
 def _docker_json(text: str) -> str | None:

@@ -68,9 +68,23 @@ RULES = (
     Rule(
         "embedded_code",
         Cause.UNKNOWN,  # the line names the cause itself; see choose.py
-        pattern(r"\bcode=\"?(?P<code>[a-z_]+)\"?(?=\s|$)|\"code\": \"(?P<code2>[a-z_]+)\""),
-        "The server named the cause itself.",
+        pattern(
+            r"^(?:died|refused)\b.*?\bcode=\"?(?P<code>[a-z_]+)\"?(?=\s|$)(?:.*?\breason=\"(?P<reason>(?:[^\"\\]|\\.)*)\")?|"
+            r"^forebay: (?P<reason2>.+) \[(?P<code2>[a-z_]+)\]$"
+        ),
+        "The server named the cause itself: {reason}",
         lambda found: _embedded_fix(found),
+        servers=("embedded",),
+    ),
+    Rule(
+        "embedded_usage",
+        Cause.BAD_FLAG,
+        pattern(
+            r"^Error: (?P<what>(?:No such option|Invalid value|Missing|Got unexpected|Option).*)|"
+            r"^refused (?!.*\bcode=).*\breason=\"?(?P<why>[^\"]+)"
+        ),
+        "The command line was refused: {what}",
+        lambda found: f"correct it: {found.text('what') or found.text('why')}",
         servers=("embedded",),
     ),
     Rule(
@@ -283,4 +297,8 @@ def _has_worker(found: Found) -> bool:
 
 def _embedded_fix(found: Found) -> str:
     match = pattern(r'\bfix="((?:[^"\\]|\\.)*)"|\bfix=(\S+)').search(found.line.text)
-    return (match[1] or match[2]) if match else "see the cause's page"
+    if match:
+        return match[1] or match[2]
+    entries = found.transcript.entries
+    after = entries[found.index + 1].line.text.strip() if found.index + 1 < len(entries) else ""
+    return after.removeprefix("fix: ") if after.startswith("fix: ") else "see the cause's page"

@@ -120,7 +120,7 @@ RULES = (
     Rule(
         "flag_renamed",
         Cause.FLAG_RENAMED,
-        pattern(r"error: unrecognized arguments: (?P<words>.+)"),
+        pattern(r"(?:error: unrecognized arguments: |^Error: No such option:? )(?P<words>.+)"),
         "A flag of an older version: {words}.",
         _renamed_fix,
         check=_is_renamed,
@@ -128,7 +128,7 @@ RULES = (
     Rule(
         "flag_unknown",
         Cause.BAD_FLAG,
-        pattern(r"error: unrecognized arguments: (?P<words>.+)"),
+        pattern(r"(?:error: unrecognized arguments: |^Error: No such option:? )(?P<words>.+)"),
         "The server has no such flag: {words}.",
         _unknown_fix,
         check=lambda found: not _is_renamed(found),
