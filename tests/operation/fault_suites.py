@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from operator_driving import (
     Driver,
     Result,
@@ -27,6 +28,8 @@ from operator_driving import (
 )
 from operator_peers import truncated_copy
 
+from forebay.machine.local import LocalMachine
+from forebay.servers.http import parse_address, send
 from forebay.servers.install import find_installation
 from forebay.servers.registry import server_named
 
@@ -52,6 +55,8 @@ class Case:
     bad_flag: str
     too_long: tuple[tuple[str, ...], str]
     too_big: tuple[tuple[str, ...], str]
+    pause: tuple[str, str] | None = None
+    """Paths that pause and resume generation, where the server has them."""
     ready_s: float = 400.0
 
     def up(self, driver: Driver, name: str, *extra: str, port: int | None = None, flags: Sequence[str] = ()) -> Result:
@@ -114,6 +119,20 @@ class Serving:
         finally:
             os.kill(engine, signal.SIGCONT)
         served.wait_event(self.name, "ready", after=time.time(), timeout_s=60.0)
+
+    def test_a_pause_is_told_from_a_hang(self, case: Case, served: Driver) -> None:
+        if case.pause is None:
+            pytest.skip(f"{case.server} cannot be paused over HTTP as it was started")
+        pause, resume = case.pause
+        address = parse_address(f"http://127.0.0.1:{served.record(self.name)['port']}")
+        send(LocalMachine(), address, "POST", pause, {}, timeout_s=10)
+        try:
+            waited = served("wait", self.name, "--timeout", "4", "--json")
+            assert waited.code == 5
+            assert "paused on request" in waited.event("paused")["evidence"][0]
+        finally:
+            send(LocalMachine(), address, "POST", resume, {}, timeout_s=10)
+        assert served("wait", self.name, "--json").code == 0
 
     def test_a_killed_engine_is_dead_before_its_front_is(self, case: Case, served: Driver) -> None:
         record = served.record(self.name)

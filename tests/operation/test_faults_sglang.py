@@ -24,23 +24,12 @@ def case() -> Case:
         bad_flag="--no-such-flag",
         too_long=(("--context-length", "100000"), "ctx_too_long_for_model"),
         too_big=(("--enable-hierarchical-cache", "--hicache-size", "1000"), "host_pool_too_big"),
+        pause=("/pause_generation", "/continue_generation"),
     )
 
 
 class TestServing(Serving):
-    def test_a_pause_is_told_from_a_hang(self, case: Case, served: Driver) -> None:
-        from forebay.machine.local import LocalMachine
-        from forebay.servers.http import parse_address, send
-
-        address = parse_address(f"http://127.0.0.1:{served.record(self.name)['port']}")
-        send(LocalMachine(), address, "POST", "/pause_generation", {}, timeout_s=10)
-        try:
-            waited = served("wait", self.name, "--timeout", "4", "--json")
-            assert waited.code == 5
-            assert waited.event("paused")["evidence"][0].startswith("/ready answered 503")
-        finally:
-            send(LocalMachine(), address, "POST", "/continue_generation", {}, timeout_s=10)
-        assert served("wait", self.name, "--json").code == 0
+    pass
 
 
 class TestEnding(Ending):

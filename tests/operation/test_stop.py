@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,10 +39,8 @@ def tree() -> Iterator[list[subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
     yield started
     for process in started:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 
@@ -82,7 +81,7 @@ def test_front_and_child_end_and_the_proof_says_so(tree: list[subprocess.Popen[s
 
 def test_what_ignores_sigterm_is_killed_after_its_time(tree: list[subprocess.Popen[str]]) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    run, pids = start(tree, parent=deaf, child="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    run, _ = start(tree, parent=deaf, child="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     report = stop_run(MACHINE, run, drain_s=0.5, sleep=lambda s: (reaped(tree), time.sleep(s))[1])
     assert report.clean
     assert any("did not leave within" in step for step in report.steps)

@@ -81,13 +81,15 @@ class Screen:
         text = _progress_text(event)
         if not self._tty:
             return
+        from rich.text import Text
+
         if self._live is None:
             from rich.console import Console
             from rich.live import Live
 
             self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(text, refresh=True)
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def _line(self, text: str) -> None:
         if self._live is not None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import ExitCode, RefusedError, UsageError
+from forebay.errors import DeadError, ExitCode, RefusedError, UsageError
 from forebay.machine.interface import Machine
+from forebay.machine.processes import is_running
 from forebay.operation.follow import EventTail
 from forebay.operation.judge import Limits
 from forebay.operation.launcher import Start, launch_run
@@ -80,6 +81,7 @@ class BringUp:
         self._say = say
         self._run: Run | None = None
         self._began = time.monotonic()
+        self._looked_at = self._began
 
     def run(self) -> ExitCode:
         """All of it.
@@ -207,7 +209,26 @@ class BringUp:
                     f"not ready after {self._options.timeout:g} s; it goes on: see `forebay wait {self._run.name}`"
                 )
                 return ExitCode.TIME_IS_UP
+            self._check_supervisor()
             time.sleep(_POLL_S)
+
+    def _check_supervisor(self) -> None:
+        """Without it no event will ever come. Looked at once a second.
+
+        Raises:
+            DeadError: it is gone and has not told how the run ended.
+        """
+        now = time.monotonic()
+        if self._run is None or now - self._looked_at < 1.0:
+            return
+        self._looked_at = now
+        record = self._run.read()
+        if record.ended or record.supervisor is None or is_running(self._machine, record.supervisor):
+            return
+        raise DeadError(
+            f"the supervisor of {record.name!r} is gone; the server itself may still run",
+            fix=f"see {self._run.folder}/supervisor.log, and end the run with `forebay down {record.name}`",
+        )
 
     def _lost(self) -> ExitCode:
         """Dead: nothing of it may stay."""
@@ -242,6 +263,7 @@ class BringUp:
                 self._show(event)
                 if event["event"] in ("dead", "stopped"):
                     return self._lost()
+            self._check_supervisor()
             time.sleep(0.2)
 
 
