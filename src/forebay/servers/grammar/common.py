@@ -31,7 +31,7 @@ BARE_EXCEPTION = ErrorMark(
 def progress(words: str) -> re.Pattern[str]:
     """A tqdm bar whose description starts with ``words``: percent, done, total, time left and rate."""
     return re.compile(
-        words + r"[^|%\r]*?:?\s+(?P<percent>\d+)%(?:[^0-9]*?(?P<done>\d+)/(?P<total>\d+)"
+        words + r"[^|%\r]*?:?\s+(?P<percent>\d+)%(?:.*?\|\s*(?P<done>\d+)/(?P<total>\d+)"
         r"(?: \[[\d:?]+<(?P<left>[\d:?]+),\s*(?P<rate>[^\]]+?)\])?)?"
     )
 
