@@ -1,0 +1,122 @@
+"""The real small model: its conversion, and its tokens against transformers'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from driving import assert_within_rounding, seq, table_for
+from tokenizers import Tokenizer
+
+from forebay.engine.runtime.convert import resolve_model
+from forebay.engine.runtime.kernels.interface import KernelBackend
+from forebay.engine.runtime.runner import ModelRunner, make_runner
+from forebay.engine.runtime.step import StepBatch
+
+pytestmark = pytest.mark.engine
+
+NEW_TOKENS = 64
+QUESTIONS = [
+    "What is the capital of France?",
+    "Why is the sky blue?",
+    "Write a short poem about a river.",
+    "How does a hydroelectric turbine work?",
+    "Name three colours.",
+    "What is 12 times 9?",
+    "Explain photosynthesis in one sentence.",
+    "Translate 'good morning' into Spanish.",
+    "Who wrote Hamlet?",
+    "Give me a recipe for pancakes.",
+    "What is a prime number?",
+    "Tell me a fact about octopuses.",
+    "How far is the Moon?",
+    "What does a compiler do?",
+    "List the days of the week.",
+    "Why do leaves fall in autumn?",
+    "What is the largest ocean?",
+    "How do I boil an egg?",
+    "Describe a thunderstorm.",
+    "What is gravity?",
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return resolve_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    form = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    return [tokenizer.encode(form.format(question)).ids for question in QUESTIONS]
+
+
+def greedy_together(runner: ModelRunner, prompts: list[list[int]], count: int) -> tuple[list[list[int]], torch.Tensor]:
+    """All prompts in one batch: their new tokens, and the logits they were chosen from (sequence, step, vocabulary)."""
+    tables = [table_for(runner, i, 128) for i in range(len(prompts))]
+    texts, logits = [list(p) for p in prompts], []
+    starts = [0] * len(prompts)
+    for _ in range(count):
+        batch = StepBatch([seq(t, text[s:], s) for t, text, s in zip(tables, texts, starts)])
+        logits.append(runner.logits(batch))
+        starts = [len(text) for text in texts]
+        for text, token in zip(texts, logits[-1].argmax(-1).tolist()):
+            text.append(token)
+    return [text[len(p) :] for text, p in zip(texts, prompts)], torch.stack(logits, dim=1)
+
+
+def load_reference(folder: Path) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    return model.eval()
+
+
+def test_twenty_prompts_give_transformers_tokens_within_rounding(
+    folder: Path, prompts: list[list[int]], native: KernelBackend
+) -> None:
+    """Teacher-forced: the reference reads each of our texts once, and at every step must have chosen our token.
+
+    On our text rather than on its own: the two are the same up to a near tie, and this takes the reference twenty forward passes
+    and not 1,280. ``test_on_the_references_own_tokens`` (soak) does it the other way round.
+    """
+    made, logits = greedy_together(make_runner(folder, native, num_pages=200), prompts, NEW_TOKENS)
+    reference = load_reference(folder)
+    for prompt, tokens, ours in zip(prompts, made, logits):
+        with torch.inference_mode():
+            theirs = reference(torch.tensor([prompt + tokens])).logits[0].float()
+        assert_within_rounding(ours, theirs[len(prompt) - 1 : -1])
+
+
+@pytest.mark.soak
+def test_on_the_references_own_tokens(folder: Path, prompts: list[list[int]], native: KernelBackend) -> None:
+    runner, reference = make_runner(folder, native, num_pages=200), load_reference(folder)
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            text = reference.generate(ids, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)[0]
+            theirs = reference(text[None]).logits[0].float()
+        tables = table_for(runner, 0, 128)
+        tokens = text.tolist()
+        ours = [runner.logits(StepBatch([seq(tables, prompt, 0)]))[0]]
+        for at in range(len(prompt), len(tokens) - 1):
+            ours.append(runner.logits(StepBatch([seq(tables, tokens[at : at + 1], at)]))[0])
+        assert_within_rounding(torch.stack(ours), theirs[len(prompt) - 1 : -1])
+
+
+def test_it_is_true(folder: Path, prompts: list[list[int]], native: KernelBackend) -> None:
+    made, _ = greedy_together(make_runner(folder, native, num_pages=64), prompts[:1], 8)
+    text = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(made[0])
+    assert text.startswith("The capital of France is Paris.")
+
+
+def test_the_conversion_is_made_once_and_whole(folder: Path) -> None:
+    assert resolve_model("smollm2") == folder
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert "quantization_config" not in config
+    assert (folder / "chat_template.jinja").exists()
+    assert not list(folder.parent.glob(".making-*"))
