@@ -116,15 +116,20 @@ class Sampler:
         assert self.front is not None
         front = self.front
         everyone = all_processes(self._machine)
-        ours = {info.pid: info for info in descendants(everyone, front.pid)}
+        found = next((info for info in everyone if info.pid == front.pid), None)
+        here = found is not None and found.start_ticks == front.start_ticks
+        reused = found is not None and not here  # the number belongs to a stranger now, and so does its session
+        ours: dict[int, ProcessInfo] = {}
+        if found is not None and here:
+            ours = {found.pid: found, **{info.pid: info for info in descendants(everyone, front.pid)}}
+        elif front.pid not in self.members:
+            self._lost.setdefault(front.pid, Lost(front.pid, Role.FRONT, "the process that was named"))
         for info in everyone:
             known = self.members.get(info.pid)
-            if info.pid == front.pid and info.start_ticks == front.start_ticks:
-                ours[info.pid] = info
-            elif known is not None and known.start_ticks == info.start_ticks:
+            if known is not None and known.start_ticks == info.start_ticks:
                 ours[info.pid] = info  # an orphan of ours stays ours
                 ours.update({child.pid: child for child in descendants(everyone, info.pid)})
-        if self._session:
+        if self._session and not reused:
             ours.update({info.pid: info for info in session_members(everyone, front.pid)})
         full = {pid: look(self._machine, pid) for pid in ours}
         self._replace({pid: info for pid, info in full.items() if info is not None}, at)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from forebay.errors import UsageError
 from forebay.machine.interface import Machine
 from forebay.machine.ports import listeners
-from forebay.machine.processes import ProcessId, identify, look
+from forebay.machine.processes import ProcessId, boot_id, identify, look
 from forebay.operation.record import Run, open_run
 from forebay.servers.base import Server
 from forebay.servers.grammar import GRAMMARS, detect_server, parse_segments
@@ -42,10 +42,12 @@ def target_of(
         front = None
         if pid is not None:
             front = identify(machine, pid)
-            if front is None:
+            if front is None and log is None:
                 raise UsageError(
                     f"--pid {pid}: there is no such process", fix="leave --pid out to look for the listener"
                 )
+            if front is None:  # it has died already; its log may say of what
+                front = ProcessId(pid, -1, boot_id(machine))
         return Target(parse_address(name), front, log, server)
     run = open_run(name)
     record = run.read()
