@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from workload_processes import NullServer, finished, forebay, write_conversations
+from workload_processes import ROOT, EngineServer, NullServer, finished, forebay, write_conversations
 
 from forebay.workload.generate.journal import scan
 
@@ -25,7 +26,7 @@ def _size(journal: Path) -> int:
 
 
 def _run_with_kills(
-    rows: Path, output: Path, server: NullServer, kills: int, stretch: int, seed: int, options: list[str]
+    rows: Path, output: Path, server: NullServer | EngineServer, kills: int, stretch: int, seed: int, options: list[str]
 ) -> None:
     """Kill client or server ``kills`` times, each after up to ``stretch`` bytes of progress, then let it finish."""
     chosen = random.Random(seed)
@@ -54,14 +55,16 @@ def _run_with_kills(
     pytest.fail("the run never ended with every row")
 
 
-def _exactly_once(tmp_path: Path, *, conversations: int, kills: int, seed: int, delay: str) -> None:
+def _exactly_once(
+    tmp_path: Path, server: NullServer | EngineServer, *, conversations: int, kills: int, seed: int, options: list[str]
+) -> None:
     rows = tmp_path / "rows.jsonl"
     write_conversations(rows, conversations, seed=seed)
-    options = ["--max-tokens", "8", "--concurrency", "8", "--server-wait", "60"]
-    server = NullServer("--token-s", delay, "--cache-blocks", "10000")
+    options = [*options, "--concurrency", "8", "--server-wait", "400"]
     try:
         whole = tmp_path / "whole.jsonl"
-        assert finished(forebay("generate", str(rows), "-o", str(whole), "-s", server.url, *options))[0] == 0
+        code, _, errors = finished(forebay("generate", str(rows), "-o", str(whole), "-s", server.url, *options), 600)
+        assert code == 0, errors
         broken = tmp_path / "broken.jsonl"
         stretch = int(0.8 * _size(tmp_path / "whole.jsonl.journal" / "journal.log") / kills)
         _run_with_kills(rows, broken, server, kills, stretch, seed, options)
@@ -76,10 +79,34 @@ def _exactly_once(tmp_path: Path, *, conversations: int, kills: int, seed: int, 
     assert len(turns) == len(set(turns))
 
 
+def _tiny_engine(folder: Path) -> tuple[EngineServer, list[str]]:
+    """A tiny random model, and options that keep whatever it says."""
+    sys.path.insert(0, str(ROOT / "tests" / "engine"))
+    from tiny_models import make_tiny
+
+    keep = [
+        flag for gate in ("truncated", "empty", "repeating", "unclosed-reasoning") for flag in (f"--on-{gate}", "keep")
+    ]
+    return EngineServer(make_tiny("llama", folder / "model", max_position_embeddings=2048)), [
+        "--max-tokens",
+        "12",
+        *keep,
+    ]
+
+
 def test_twenty_kills_over_two_hundred_conversations_change_nothing(tmp_path: Path) -> None:
-    _exactly_once(tmp_path, conversations=200, kills=20, seed=6, delay="0.006")
+    """Against the null server, whose answers are a hash of all that was asked: any slip of the history shows."""
+    server = NullServer("--token-s", "0.006", "--cache-blocks", "10000")
+    _exactly_once(tmp_path, server, conversations=200, kills=20, seed=6, options=["--max-tokens", "8"])
+
+
+@pytest.mark.engine
+def test_twenty_kills_of_client_or_embedded_server_change_nothing(tmp_path: Path) -> None:
+    server, options = _tiny_engine(tmp_path)
+    _exactly_once(tmp_path, server, conversations=200, kills=20, seed=8, options=options)
 
 
 @pytest.mark.soak
 def test_three_hundred_kills_over_five_thousand_conversations_change_nothing(tmp_path: Path) -> None:
-    _exactly_once(tmp_path, conversations=5000, kills=300, seed=7, delay="0.02")
+    server, options = _tiny_engine(tmp_path)
+    _exactly_once(tmp_path, server, conversations=5000, kills=300, seed=7, options=options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,32 @@ class NullServer:
         assert line.startswith("null server on "), line
         self._port = int(line.rsplit(" ", 1)[1])
         return process
+
+
+class EngineServer:
+    """The embedded server on a model folder, in a session of its own; ``restart`` brings it back on the same port."""
+
+    def __init__(self, model: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = int(probe.getsockname()[1])
+        self._model = model
+        self._log = (model / "server.log").open("ab")
+        self.restart()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def kill(self) -> None:
+        """SIGKILL to the front; its workers must go by themselves, or the port would stay taken."""
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        command = [sys.executable, "-m", "forebay.engine", str(self._model), "--port", str(self._port)]
+        command += ["--device-cache", "32MB", "--threads", "1"]
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, start_new_session=True)
 
 
 def forebay(*arguments: str) -> subprocess.Popen[str]:

@@ -1,0 +1,120 @@
+"""What ``forebay bench`` costs itself, beside ``vllm bench serve`` and ``aiperf``: many streams of one null server, in turn.
+
+The null server paces its tokens, so that a client that keeps up sees the same throughput as any other; one that does not is slower.
+Others run from environments of their own, ``$FOREBAY_CACHE/peers/vllm`` and ``.../aiperf``; left out with a note where there is none.
+Wall time and throughput are the server's own: from its first request to its last answer. CPU seconds are of the whole client.
+
+    python benchmarks/bench_peers.py --tokenizer FOLDER [--streams 500] [--requests 1500] [--rounds 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from forebay.paths import cache_dir
+
+_HERE = Path(__file__).resolve().parent
+_TOKENS = 32
+_VLLM = "import argparse\nfrom vllm.benchmarks.serve import add_cli_args, main\np = argparse.ArgumentParser()\nadd_cli_args(p)\nmain(p.parse_args())"
+
+
+def _commands(url: str, tokenizer: str, streams: int, requests: int, folder: Path) -> dict[str, list[str]]:
+    """Name to command."""
+    ours = [sys.executable, "-m", "forebay.cli", "bench", url, "--workload", "fixed", "--words", "--input-tokens", "32"]
+    ours += ["--output-tokens", str(_TOKENS), "--concurrency", str(streams), "--sessions", str(requests)]
+    commands = {"forebay bench": ours}
+    peers = cache_dir() / "peers"
+    vllm, aiperf = peers / "vllm" / "bin" / "python", peers / "aiperf" / "bin" / "aiperf"
+    if vllm.is_file():
+        commands["vllm bench serve"] = [
+            *(
+                str(vllm),
+                "-c",
+                _VLLM,
+                "--backend",
+                "openai-chat",
+                "--endpoint",
+                "/v1/chat/completions",
+                "--base-url",
+                url,
+            ),
+            *("--model", "null", "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", "32"),
+            *("--random-output-len", str(_TOKENS), "--num-prompts", str(requests), "--max-concurrency", str(streams)),
+            *("--ignore-eos", "--disable-tqdm", "--ready-check-timeout-sec", "0"),
+        ]
+    if aiperf.is_file():
+        commands["aiperf"] = [
+            *(str(aiperf), "profile", "--model", "null", "--url", url, "--endpoint-type", "chat", "--streaming"),
+            *("--concurrency", str(streams), "--request-count", str(requests), "--tokenizer", tokenizer),
+            *("--synthetic-input-tokens-mean", "32", "--output-tokens-mean", str(_TOKENS), "--ui", "none"),
+            *("--artifact-dir", str(folder / "aiperf")),
+        ]
+    for name, path in (("vllm bench serve", vllm), ("aiperf", aiperf)):
+        if name not in commands:
+            print(f"note: {name} left out: nothing at {path}", file=sys.stderr)
+    return commands
+
+
+def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        str(_HERE / "null_server.py"),
+        "--tokens",
+        str(_TOKENS),
+        "--token-s",
+        str(options.token_s),
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = f"http://127.0.0.1:{server.stdout.readline().rsplit(' ', 1)[1].strip()}"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            client = _commands(url, options.tokenizer, options.streams, options.requests, Path(folder))[name]
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+            done = subprocess.run(
+                client, capture_output=True, text=True, timeout=540, env=environment, check=False, cwd=folder
+            )
+        with urlopen(f"{url}/null/stats") as answer:
+            stats = json.load(answer)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    finally:
+        server.terminate()
+        server.wait()
+    if done.returncode != 0 or stats["requests"] < options.requests:
+        return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1][:300], "requests": stats["requests"]}
+    seconds = stats["last_s"] - stats["first_s"]
+    cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    rate = stats["output_tokens"] / seconds
+    return {"tokens_per_s": rate, "most_streams": stats["most_in_work"], "cpu_s": cpu_s, "requests": stats["requests"]}
+
+
+def main() -> None:
+    """Measure every client in turn, ``--rounds`` times."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", required=True, help="A model folder: the others count tokens themselves.")
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--token-s", type=float, default=0.05)
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    results: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(options.rounds):
+        for name in _commands("", "", 1, 1, Path()):
+            results.setdefault(name, []).append(_measure(name, options))
+            print(f"{name}: {results[name][-1]}", file=sys.stderr, flush=True)
+    paced = options.streams / options.token_s
+    print(json.dumps({"schema": 1, "paced_tokens_per_s": paced, "cores": os.cpu_count(), "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
