@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a GGUF file, a catalogue name, or a hub id that is already on this machine."""
+"""Where a model comes from: a folder, a GGUF file, a catalogue name, or a hub id (on this machine, else from the hub)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from forebay.errors import UsageError
 from forebay.model.catalogue import find, names
 from forebay.model.geometry import ModelGeometry
 from forebay.model.gguf_header import config_of, read_gguf
-from forebay.model.parameters import Component, from_geometry, from_headers, share_of
+from forebay.model.hub import fetch, is_hub_id
+from forebay.model.parameters import Component, from_geometry, from_headers, share_of, total_bytes
 from forebay.model.safetensors_header import checkpoint_files, read_checkpoint
 
 __all__ = ["Model", "resolve"]
@@ -62,12 +63,16 @@ def resolve(text: str) -> Model:
         weights = tuple(from_geometry(geometry)) if entry.weights_known else ()
         hub_id = next((alias for alias in entry.aliases if "/" in alias), entry.name)
         location = text if "/" in text else hub_id
-        how = "formula from the geometry" if weights else "not known: the catalogue has only this model's cache geometry"
+        how = (
+            "formula from the geometry" if weights else "not known: the catalogue has only this model's cache geometry"
+        )
         return Model(text, "catalogue", None, geometry, weights, how, entry.source, location)
+    if is_hub_id(text):
+        return _from_hub(text)
     if looks_like_path:
         raise UsageError(f"{text}: no such folder or file", code="checkpoint_missing")
     raise UsageError(
-        f"model {text!r} is no folder, no .gguf file, not in the local hub cache, and not in the catalogue",
+        f"model {text!r} is no folder, no .gguf file, no hub id (organisation/name), and not in the catalogue",
         fix=f"download it and give its folder, or use one of: {', '.join(names())}",
         code="checkpoint_missing",
     )
@@ -97,9 +102,20 @@ def _from_gguf(text: str, path: Path) -> Model:
         share = share_of(name)
         known = sizes.get(share.value)
         sizes[share.value] = Component(share.value, size + (known.size_bytes if known else 0), share)
-    return Model(
-        text, "gguf", path, geometry, tuple(sizes.values()), "header of the GGUF file", str(path), text
-    )
+    return Model(text, "gguf", path, geometry, tuple(sizes.values()), "header of the GGUF file", str(path), text)
+
+
+def _from_hub(text: str) -> Model:
+    """From the hub itself: the geometry, and the weights as the index states them, shared out as the formula has them."""
+    config, size, address = fetch(text)
+    geometry = ModelGeometry.from_config(config, address)
+    parts = from_geometry(geometry)
+    how = "formula from the hub's config.json"
+    if size is not None:
+        factor = size / total_bytes(parts)
+        parts = [Component(part.name, round(part.size_bytes * factor), part.share) for part in parts]
+        how = "the hub's weight index, shared out by formula"
+    return Model(text, "hub", None, geometry, tuple(parts), how, address, text)
 
 
 def _hub_snapshot(text: str) -> Path | None:
