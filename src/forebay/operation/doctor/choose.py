@@ -185,7 +185,7 @@ def _tier(rule: Rule, cause: Cause) -> Tier:
 
 
 def _tidy(text: str) -> str:
-    return text.replace(" (?)", "").replace(": ?.", ".").replace("??", "?")
+    return text.replace(" (?)", "").replace(": ? ", ": ").replace(": ?.", ".").replace("??", "?")
 
 
 def _others(chosen: Candidate, roots: list[Candidate], degraded: list[Candidate]) -> tuple[str, ...]:

@@ -32,7 +32,11 @@ def say(text: str) -> Callable[[Found], str]:
 
 def fill(text: str, found: Found) -> str:
     """Fill ``{group}`` from the match; a group that did not take part becomes ``?``."""
-    groups = {name: (value or "?").strip() for name, value in found.match.groupdict().items()}
+    groups: dict[str, str] = {}
+    for name, value in found.match.groupdict().items():
+        base = name.rstrip("0123456789")  # alternatives of one pattern are called port, port2, ...
+        if value or base not in groups:
+            groups[base] = (value or "?").strip()
     return re.sub(r"\{(\w+)\}", lambda m: groups.get(m[1], m[0]), text)
 
 

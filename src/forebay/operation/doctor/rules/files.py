@@ -54,7 +54,9 @@ RULES = (
     Rule(
         "not_a_repo",
         Cause.CHECKPOINT_MISSING,
-        pattern(r"Repo id must (?:be in the form|use alphanumeric chars)[^:]*: '(?P<path>[^']+)'|HFValidationError"),
+        pattern(
+            r"Repo id must (?:be in the form|use alphanumeric chars)[^:]*: '(?P<path>[^']+)'|HFValidationError(?:.*': '(?P<path2>[^']+)')?"
+        ),
         "{path} does not exist here, so it was taken for a hub name, which it is not.",
         _path_fix,
         cases=("vllm/fail_model_missing",),
@@ -94,7 +96,7 @@ RULES = (
         "config_broken",
         Cause.CHECKPOINT_CORRUPT,
         pattern(r"config file at '(?P<path>[^']+)' is not a valid JSON|JSONDecodeError: (?P<what>.+)"),
-        "A JSON file of the checkpoint cannot be parsed: {path}{what}.",
+        "A JSON file of the checkpoint cannot be parsed: {path}.",
         _corrupt_fix,
         needs=(Need(pattern(r"config|index\.json|tokenizer|from_pretrained|safetensors"), "block"),),
         excludes=(Need(pattern(r"kv[-_]transfer[-_]config|extra[-_]config|hf[-_]overrides|argument --"), "block"),),
