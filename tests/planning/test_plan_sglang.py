@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from plan_helpers import GB, GIB, codes, plan, warned
 
 from forebay.errors import UsageError
+from forebay.machine.recorded import RecordedMachine
 from forebay.model.catalogue import names
+from forebay.planning.build import PlanOptions, make_plan
 from forebay.planning.plan import from_json
 from forebay.planning.sglang_memory import Cell, Load, default_static_fraction, device_pool
 
@@ -246,3 +249,45 @@ def test_every_plan_survives_its_json(server: str) -> None:
     ]
     assert set(needed) <= set(data)
     assert set(data["how"]) >= {"kv_bytes_per_token_per_rank", "host.available_bytes", "device.kv_tokens"}
+
+
+def box(folder: Path, **looks: object) -> RecordedMachine:
+    """A recorded machine of 64 GiB in a control group of 32 GiB, with 1 MiB of locked memory."""
+    files = {
+        "proc/meminfo": f"MemTotal: {64 * 2**20} kB\nMemAvailable: {60 * 2**20} kB\n",
+        "proc/self/cgroup": "0::/\n",
+        "proc/self/limits": "Limit  Soft Limit  Hard Limit  Units\nMax locked memory  1048576  1048576  bytes\n",
+        "sys/fs/cgroup/memory.max": f"{32 * GIB}\n",
+        "sys/fs/cgroup/memory.current": f"{4 * GIB}\n",
+        "sys/fs/cgroup/memory.stat": f"active_file {GIB}\ninactive_file {GIB}\n",
+    }
+    for path, text in files.items():
+        (folder / "files" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "files" / path).write_text(text)
+    (folder / "looks.json").write_text(json.dumps({"name": "box", **looks}))
+    return RecordedMachine(folder)
+
+
+def test_a_plan_runs_over_a_recorded_machine(tmp_path: Path) -> None:
+    """Nothing of this host is read: memory, control group, limits and GPU are the folder's."""
+    gpu = {
+        "index": 0,
+        "uuid": "",
+        "name": "H100",
+        "total_bytes": 80 * GB,
+        "free_bytes": 30 * GB,
+        "processes": {"77": 50 * GB},
+    }
+    machine = box(tmp_path, gpus=[gpu])
+    flags = ("--hicache-size", "25", "--hicache-storage-backend", "mooncake")
+    made = make_plan(PlanOptions("qwen3-8b", "sglang", server_flags=flags), machine)
+    assert made.host.available_bytes == 30 * GIB  # limit - usage + page cache
+    assert "host_pool_too_big" in codes(made)
+    message = made.problems[0].message
+    assert "the control group's limit; the host itself has 64.42 GB" in message
+    assert {"gpu_busy", "pin_failed"} <= set(warned(made))
+    assert any("pid 77 (50.0 GB)" in item.message for item in made.warnings)
+
+
+def test_gpus_that_are_too_few_or_uneven_are_said() -> None:
+    assert "gpu_too_small" in codes(plan("qwen3-32b", "sglang", tp=4, gpus="2x80GB"))

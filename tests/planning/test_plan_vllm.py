@@ -127,6 +127,12 @@ def test_weights_over_the_budget_name_the_utilization_or_the_ranks() -> None:
     assert "--tp 16" in made.problems[0].fix
 
 
+def test_quantized_kv_keeps_its_scales() -> None:
+    assert plan("qwen3-32b", "vllm", kv_dtype="fp8").kv_bytes_per_token == 64 * 2 * 8 * 128
+    assert plan("qwen3-32b", "vllm", kv_dtype="nvfp4").kv_bytes_per_token == 64 * 2 * 8 * 128 * 9 // 16
+    assert plan("deepseek-v3.2", "vllm").kv_bytes_per_token == 61 * (656 + 132)
+
+
 def test_the_command_speaks_vllms_units() -> None:
     command = list(plan("qwen3-32b", "vllm", tp=2, gpus="2x80GB", host_cache_bytes=64 * GIB, context=8192).command)
     assert command[command.index("--kv-offloading-size") + 1] == "64.0"

@@ -118,6 +118,7 @@ def plan_host(
             asked_text += f" (with {gb(pools.pool_bytes[-1])} each for the sparse-attention index)"
         refuse_too_big(sheet, room, asked_text, per_rank * ranks, reserve, fix)
     _warn_useless(sheet, pools, pool)
+    _warn_locked(sheet, request, pools.total_bytes)
     host = _host_plan(sheet, request, layout, pools, per_rank, reserve, largest, copies, one_copy)
     return Planned(host, size_flag)
 
@@ -129,7 +130,7 @@ def _asked(
     if not wants_host(request):
         return None, None
     flags = request.flags
-    gigabytes, flag = int(flags.get("hicache_size") or 0), None
+    gigabytes, flag = max(0, int(flags.get("hicache_size") or 0)), None
     if not gigabytes and request.host_cache_bytes:
         flag = gigabytes = request.host_cache_bytes // layout.ranks // GB
         if not gigabytes:
@@ -205,6 +206,17 @@ def _warn_useless(sheet: Sheet, pools: HostPools, pool: DevicePool | None) -> No
             f"the host pool's {pools.tokens:,} tokens are no more than the device pool's {pool.tokens:,}: with write_through "
             "it holds what the device holds, and is useless",
             "a larger --hicache-size, or no host tier",
+        )
+
+
+def _warn_locked(sheet: Sheet, request: PlanRequest, pool_bytes: int) -> None:
+    """RDMA registers the host pool, which counts against the locked-memory limit (pinning for the GPU does not)."""
+    limit, backend = request.host.memlock_bytes, request.flags.get("hicache_storage_backend")
+    if limit is not None and backend in ("mooncake", "nixl", "mori") and pool_bytes > limit:
+        sheet.warn(
+            Cause.PIN_FAILED,
+            f"storage back end {backend} registers the host pool of {gb(pool_bytes)} for RDMA; the locked-memory limit is {gb(limit)}",
+            "ulimit -l unlimited (docker: --ulimit memlock=-1)",
         )
 
 

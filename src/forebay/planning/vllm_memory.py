@@ -61,7 +61,10 @@ def _layer_bytes(shape: LayerShape, geometry: ModelGeometry, tp: int, kv_dtype: 
             rank = geometry.latent_rank or 0
             return rank + rank // 128 * 4 + (shape.key_dim - rank) * 2 + index
         return shape.key_dim * _value_bytes(name, geometry) + index
-    return max(1, shape.kv_heads // tp) * (shape.key_dim + shape.value_dim) * _value_bytes(name, geometry)
+    values = max(1, shape.kv_heads // tp) * (shape.key_dim + shape.value_dim)
+    if name.startswith("nvfp4"):  # two values a byte and one scale byte for 16
+        return values // 2 + values // 16
+    return values * _value_bytes(name, geometry)
 
 
 def _value_bytes(name: str, geometry: ModelGeometry) -> int:
