@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from fault_suites import Case, Ending, FailedStarts, Serving
@@ -38,9 +39,14 @@ class TestFailedStarts(FailedStarts):
     pass
 
 
-def test_ctrl_c_in_the_foreground_is_down(case: Case, driver: Driver) -> None:
-    port = free_port()
-    up = driver.start(*case.words("front", "--no-verify", port=port))
+def test_a_saved_plan_runs_and_ctrl_c_in_the_foreground_is_down(case: Case, driver: Driver, tmp_path: Path) -> None:
+    planned = driver("plan", str(case.model), "--json", "--", *case.flags)
+    assert planned.code == 0, planned.err
+    saved = tmp_path / "plan.json"
+    saved.write_text(planned.out)
+    refused = driver("up", str(saved), "--tp", "2")
+    assert refused.code == 2
+    up = driver.start("up", str(saved), "--name", "front", "--port", str(free_port()), "--no-verify", "--json")
     try:
         assert up.stdout is not None
         for line in up.stdout:

@@ -153,6 +153,12 @@ class BringUp:
         """
         options, server = self._options, server_named(name)
         if saved is not None:
+            decided = [
+                key for key in ("tp", "context", "host_cache", "device_cache") if getattr(options, key) is not None
+            ]
+            if decided:
+                words = ", ".join(f"--{key.replace('_', '-')}" for key in decided)
+                raise UsageError(f"{options.model} has decided {words} already", fix="plan again, or leave it out")
             self._refuse(bool(saved.get("fits", True)), saved.get("problems", ()))
             argv = [*saved["command"], *server.flags(self._request(saved["command"]))]
             return server.adopt(argv, saved.get("env", {}), installation, gpus=gpus), Path(options.model).read_bytes()
