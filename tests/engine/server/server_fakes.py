@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+
 from forebay.engine.cache.config import CacheConfig
 from forebay.engine.cache.interface import Int32Array
 from forebay.engine.cache.lease import CacheLease

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from server_fakes import VOCAB, FakeGate, FakeRunner, expected_output, make_cache, make_sequence
+
 from forebay.engine.config import SchedulerConfig
 from forebay.engine.scheduler.budget import StepBudget
 from forebay.engine.scheduler.queue import WaitingQueue
 from forebay.engine.scheduler.scheduler import Scheduler
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 PAGE = 4
 
@@ -163,7 +164,10 @@ def test_any_mixture_gives_the_tokens_of_lone_requests_and_all_pages_back(data: 
     for _ in range(data.draw(st.integers(1, 12), label="rounds")):
         for _ in range(data.draw(st.integers(0, 3))):
             family = data.draw(st.sampled_from(families))
-            prompt = [*family[: data.draw(st.integers(1, 24))], *data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=4))]
+            prompt = [
+                *family[: data.draw(st.integers(1, 24))],
+                *data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=4)),
+            ]
             max_tokens = data.draw(st.integers(1, 10))
             stops = tuple(data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=3)))
             request = (prompt, max_tokens, stops, data.draw(st.integers(0, max_tokens)))

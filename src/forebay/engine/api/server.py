@@ -40,6 +40,8 @@ __all__ = ["run_server"]
 
 _TICK_S = 1.0
 _END_GRACE_S = 5.0
+_LAST_WORDS_S = 1.0
+"""A process's last message may reach us after the news of its end."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -232,18 +234,26 @@ class FrontServer:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _on_exit(self, rank: int, returncode: int) -> None:
-        """A process ended. What it said last is read first: it may have told why."""
-        self._link.receive()
-        if self._end is not None and not self._end.done():
-            reason = f"the process of rank {rank} {describe_exit(returncode)}"
+        """A process ended. Where it ended by itself it has said why, and that may still be on its way."""
+        reason = f"the process of rank {rank} {describe_exit(returncode)}"
+
+        def conclude() -> None:
+            self._link.receive()
             self._die(reason, rank, ExitCode.DEAD, Cause.WORKER_KILLED)
+
+        if self._end is None or self._end.done():
+            return
+        if returncode < 0:
+            conclude()
+        else:
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, conclude)
 
     def _die(
         self, reason: str, rank: int | None, exit_code: int, code: str | None = None, fix: str | None = None
     ) -> None:
         """End the server because a part of it failed: one line says why, the first failure wins."""
         if self._end is None or self._end.done():
-            return
+            return  # an earlier failure, or an end that was asked for
         self._state.phase = Phase.DEAD
         self._log.error("died", rank=rank, code=str(code or Cause.UNKNOWN), reason=reason, fix=fix, exit=int(exit_code))
         self._hurry.set()

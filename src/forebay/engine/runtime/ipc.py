@@ -6,6 +6,7 @@ front removes the folder as soon as every rank has said Hello; until then a rank
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -73,8 +74,10 @@ class Outbox:
             self._socket.connect(address)
 
     def send(self, message: FrontMessage | WorkerMessage | PlanMessage) -> None:
-        """Queue ``message``; never blocks (no high-water mark: its senders are bounded by the request queue)."""
-        self._socket.send(self._encoder.encode(message), copy=True)
+        """Queue ``message``; never blocks: there is no high-water mark (senders are bounded by the request queue), and
+        where a bound socket has no peer any more, the message is dropped: whoever it was for is dead."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def close(self) -> None:
         """Send what is queued (half a second at most) and close."""

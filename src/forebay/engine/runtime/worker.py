@@ -73,6 +73,7 @@ class _Worker:
         self.inbox: Inbox[FrontMessage] = Inbox(self.context, start.endpoints.to_rank0, FrontMessage)
         self.steps_done = 0
         self._last_report = ("", -1.0)
+        self._ending = threading.Event()
         threading.Thread(target=self._watch_front, name="front watcher", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self.outbox.send(Hello(start.rank, os.getpid()))
@@ -119,6 +120,7 @@ class _Worker:
 
     def close(self) -> None:
         """Send what is queued and close the sockets."""
+        self._ending.set()
         self.inbox.close()
         self.outbox.close()
         self.context.term()
@@ -135,13 +137,9 @@ class _Worker:
 
     def _beat(self) -> None:
         outbox = Outbox(self.context, self.start.endpoints.to_front)
-        while True:
-            try:
-                outbox.send(Heartbeat(self.start.rank, self.steps_done, time.process_time()))
-            except zmq.ZMQError:
-                outbox.close()  # the context is being closed
-                return
-            time.sleep(_BEAT_S)
+        while not self._ending.wait(_BEAT_S):
+            outbox.send(Heartbeat(self.start.rank, self.steps_done, time.process_time()))
+        outbox.close()
 
 
 def die_with_parent() -> None:

@@ -103,13 +103,12 @@ class Sequence:
         self.computed = self.reserved = 0
 
     def load_failed(self, good: int) -> None:
-        """Only ``good`` tokens of the cached prefix arrived; the rest must be computed, and counts as computed."""
+        """Only ``good`` tokens of the cached prefix arrived, and the lease says so; the rest counts as computed."""
+        assert self.lease is not None
         self.computed = good
         self.reserved = 0
-        if self.cached is not None and self.num_output == 0:
-            device = min(self.cached.device, good)
-            host = min(self.cached.host, good - device)
-            self.cached = CachedTokens(device, host, min(self.cached.disk, good - device - host))
+        if self.num_output == 0:
+            self.cached = self.lease.cached
 
     def step(self, count: int) -> SeqStep:
         """The step that computes the next ``count`` tokens."""
