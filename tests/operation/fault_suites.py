@@ -20,9 +20,11 @@ from operator_driving import (
     Result,
     assert_nothing_left,
     by_hand,
+    cpu_s,
     free_port,
     pid_of,
     process_state,
+    resident_bytes,
     stranger,
     until,
 )
@@ -94,6 +96,14 @@ class Serving:
         assert "1 token" in ready["evidence"][0]
         assert record["ready_after_s"] > 0
         assert {"loading"} <= {stage["name"] for stage in record["stages"]}
+
+    def test_the_supervisor_is_small(self, case: Case, served: Driver) -> None:
+        pid = served.record(self.name)["supervisor"]["pid"]
+        before, began = cpu_s(pid), time.monotonic()
+        time.sleep(5.0)
+        share = (cpu_s(pid) - before) / (time.monotonic() - began)
+        assert share < 0.02
+        assert resident_bytes(pid) < 80e6
 
     def test_another_run_may_not_have_its_port(self, case: Case, served: Driver) -> None:
         again = case.up(served, "second", port=served.record(self.name)["port"])

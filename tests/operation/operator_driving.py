@@ -161,6 +161,17 @@ def process_state(pid: int) -> str | None:
         return None
 
 
+def cpu_s(pid: int) -> float:
+    """CPU seconds a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def pid_of(record: Mapping[str, Any], title: str) -> int:
     """The pid of the run's process whose role and title contain ``title``."""
     found = [int(pid) for pid, name in record["member_names"].items() if title in name]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import json
 import os
 import signal
 import sys
@@ -62,8 +63,9 @@ def launch(run: Run, machine: Machine, limits: Limits) -> tuple[Child, Watcher]:
     log = LogReader(machine, str(run.log_path), record.server)
     address = Address(_reach(record.host), record.port)
     watcher = Watcher(
-        machine, server_named(record.server), address, front=front, own=True, session=True, log=log, limits=limits
-    )
+        machine, server_named(record.server), address, front=front, own=True, session=True, log=log, limits=limits,
+        host_pool_bytes=_planned_host_bytes(run),
+    )  # fmt: skip
 
     def launched(now: RunRecord) -> None:
         now.front, now.supervisor, now.state, now.state_since = front, me, "starting", time.time()
@@ -248,6 +250,15 @@ def _earlier(record: RunRecord) -> list[RunRecord]:
             if same and other.run_id != record.run_id:
                 found.append(other)
     return found
+
+
+def _planned_host_bytes(run: Run) -> int:
+    """Of the run's plan; 0 without one."""
+    try:
+        plan = json.loads(run.plan_path.read_bytes())
+        return int(plan["host"]["total_bytes"] or 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _reach(host: str) -> str:

@@ -20,6 +20,7 @@ from forebay.operation.prober import Prober
 from forebay.operation.sampler import Look, Sampler
 from forebay.operation.stages import StageClock
 from forebay.servers.base import Condition, Server
+from forebay.servers.grammar.model import Stage
 from forebay.servers.http import Address
 
 __all__ = ["Event", "Pace", "Watcher"]
@@ -60,6 +61,8 @@ class Watcher:
         own: the port must be ``front``'s own (a run of ours, or a pid that was named).
         session: ``front`` leads its own session.
         log: the server's log, or None.
+        host_pool_bytes: what the plan says the host pools take in total: faulting them in is silent in the log, and
+            memory growth against it is the progress. 0: not known.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Watcher:
         own: bool,
         session: bool = False,
         log: LogReader | None = None,
+        host_pool_bytes: int = 0,
         limits: Limits | None = None,
         pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -81,6 +85,7 @@ class Watcher:
         self._address = address
         self._own = own
         self._log = log
+        self._host_pool_bytes = host_pool_bytes
         self._limits = limits or Limits()
         self._pace = pace or Pace()
         self._clock = clock
@@ -210,8 +215,14 @@ class Watcher:
         if health is not None and health.stage:
             return health.stage, health.percent
         if log is not None and log.stage:
-            return log.stage, log.percent
+            return log.stage, log.percent if log.percent is not None else self._faulted_in(log.stage)
         return "launched" if self.sampler.front is not None else "", None
+
+    def _faulted_in(self, stage: str) -> float | None:
+        if stage != Stage.HOST_POOL or not self._host_pool_bytes or self._shown[0] != stage:
+            return None
+        grown, _ = self.stages.current(self._clock(), self.activity)
+        return min(99.0, round(100 * grown.rss_bytes / self._host_pool_bytes, 1))
 
     def _stage_events(self, seen: Observation, now: float) -> list[Event]:
         self._was_ready = self._was_ready or self.verdict.state is State.READY
