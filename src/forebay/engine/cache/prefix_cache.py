@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forebay.engine.cache.accounting import Accounting, Rates
+from forebay.engine.cache.actions import Done
 from forebay.engine.cache.checks import check_cache
 from forebay.engine.cache.config import CacheConfig
 from forebay.engine.cache.digests import chain_digest
@@ -111,6 +112,8 @@ class PrefixCache:
         """With ``executor``, for the worker: other ranks attach to the region and report to the executor."""
         self.closers: list[Callable[[], object]] = []
         """What ``close_tiers`` calls, in order; whoever built the tiers fills it."""
+        self._ended_loads: list[Done] = []
+        """Loads and disk reads that have ended and are not taken note of yet."""
         self.leases: set[CacheLease] = set()
         """Open ones, and closed ones that wait for a transfer."""
 
@@ -234,7 +237,8 @@ class PrefixCache:
             if self._executor is None or is_over or not self.spill.is_saving:
                 return False
             self._executor.wait(0.002)
-            self.poll()
+            # Loads that have ended are noted by the next poll: the caller has matched against what is arriving now.
+            self._note_done(loads=False)
 
     def commit(self, lease: CacheLease, tokens: Int32Array) -> None:
         """The KV of ``tokens`` (the whole sequence so far) has been computed: full pages join the tree.
@@ -382,17 +386,25 @@ class PrefixCache:
         if self._executor is None:
             return
         self.residency.now = self._clock()
-        for done in self._executor.completed():
+        self._note_done()
+        self.spill.start_queued()
+        self.spill.keep_reserve(*_RESERVE_PAGES)
+
+    def _note_done(self, *, loads: bool = True) -> None:
+        assert self._executor is not None, "a transfer without an executor"
+        ended = [*self._ended_loads, *self._executor.completed()]
+        self._ended_loads = []
+        for done in ended:
             if done.id in self.spill.backups:
                 self.spill.backup_done(done)
             elif done.id in self.spill.writes:
                 self.spill.write_done(done)
+            elif not loads:
+                self._ended_loads.append(done)
             elif done.id in self.recall.loads:
                 self.recall.load_done(done)
             else:
                 self.recall.read_done(done)
-        self.spill.start_queued()
-        self.spill.keep_reserve(*_RESERVE_PAGES)
 
     @property
     def is_busy(self) -> bool:
