@@ -41,6 +41,14 @@ def test_nothing_listens_and_no_pid_is_unknown_never_dead() -> None:
     assert judge.look(Observation(at=9999.0, pid_known=False)).state is State.UNKNOWN
 
 
+def test_another_machine_that_refuses_is_unknown_too() -> None:
+    refused = HealthReading(Condition.REFUSED, "/health: refused")
+    hidden = Observation(at=0.0, pid_known=False, owner=Owner(OwnerKind.HIDDEN), health=refused)
+    assert Judge(8000, own=False).look(hidden).state is State.UNKNOWN
+    answering = Observation(at=0.0, pid_known=False, owner=Owner(OwnerKind.HIDDEN), health=UP, token=TOKEN)
+    assert Judge(8000, own=False).look(answering).state is State.READY
+
+
 def test_ready_needs_all_four() -> None:
     assert run(Judge(1, own=True), ready(0.0)) is State.READY
     assert run(Judge(1, own=True), ready(0.0, owner=Owner(OwnerKind.NOBODY))) is not State.READY

@@ -111,8 +111,8 @@ class Judge:
         stopped = [process for process in seen.processes if process.stopped and process.role is not Role.HELPER]
         if stopped:
             return State.HUNG, [_stopped(process) for process in stopped], ""
-        if not seen.pid_known and seen.owner.kind is OwnerKind.NOBODY and not _answers(seen):
-            return State.UNKNOWN, [f"{seen.owner.describe(self._port)}, and no pid is known"], ""
+        if not seen.pid_known and _nobody(seen):
+            return State.UNKNOWN, [f"nothing listens on port {self._port}, and no pid is known"], ""
         if seen.paused is not None:
             return State.PAUSED, [seen.paused], ""
         if seen.token.outstanding_since is not None:
@@ -198,8 +198,10 @@ class Judge:
         return (State.WARMING if warming else State.STARTING), evidence, note
 
 
-def _answers(seen: Observation) -> bool:
-    return seen.health is not None and seen.health.condition is not Condition.REFUSED
+def _nobody(seen: Observation) -> bool:
+    """Nothing listens: by the socket table, or (another machine's is not seen) by a refused connection."""
+    refused = seen.health is not None and seen.health.condition is Condition.REFUSED
+    return refused or (seen.owner.kind is OwnerKind.NOBODY and seen.health is None)
 
 
 def _stopped(process: Watched) -> str:
