@@ -20,7 +20,7 @@ from forebay.engine.runtime.native.build import BuildError, build_library
 
 __all__ = ["NativeBackend", "NativeLinear", "open_native", "variants"]
 
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 _SPIN_US = 200
 """How long an idle worker looks for work before it sleeps: longer than the gap between two operations of a step."""
 
@@ -36,11 +36,13 @@ _SPIN_US = 200
     _GATED,
     _ARGMAX,
     _PACK,
-) = range(11)
+    _GATED_LINEAR,
+) = range(12)
 
 _DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 _DENSE = {torch.bfloat16: 0, torch.float32: 1}
 _WEIGHT = Struct("<8q")
+_PROGRAM_HEAD = Struct("<2q")
 _linear_args = Struct("<8q").pack
 _grouped_args = Struct("<10q").pack
 _embed_args = Struct("<6q").pack
@@ -145,6 +147,32 @@ class NativeBackend:
     def info(self) -> dict[str, Any]:
         return {"name": self.name, "variant": self.variant, "threads": self.threads, "library": str(self._path)}
 
+    # Programs
+
+    def record(self, run: Callable[[], None]) -> bytes:
+        """Do ``run`` and keep every operation it asked for, arguments and all: the program that ``replay`` does again.
+
+        Only operations of this back end are in it, and the addresses of the tensors they were given: the tensors must stay
+        where they are, and what depends on a step must be read from their contents.
+        """
+        parts: list[bytes] = []
+        call = self._call
+
+        def keep(engine: int | None, operation: int, args: bytes) -> None:
+            parts.append(_PROGRAM_HEAD.pack(operation, len(args)) + args)
+            call(engine, operation, args)
+
+        self._call = keep
+        try:
+            run()
+        finally:
+            self._call = call
+        return b"".join(parts)
+
+    def replay(self, program: bytes) -> None:
+        """Do a recorded program in one call."""
+        self._lib.fb_program(self._engine, program, len(program))
+
     # Weights
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
@@ -199,6 +227,18 @@ class NativeBackend:
             _linear_args(
                 weight.address, x.data_ptr(), out.data_ptr(), x.shape[0], x.stride(0), out.stride(0),  # type: ignore[attr-defined]
                 _DTYPES[dtype], _DTYPES[out.dtype],
+            ),
+        )  # fmt: skip
+
+    def gated_linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor, *, gelu: bool = False) -> None:
+        """out (M, N / 2) = act(gate) * up, where [gate | up] = x @ weight.T + bias: the same bits as ``linear`` and then
+        ``silu_mul`` (or ``gelu_tanh_mul``), without the wide matrix between them."""
+        self._call(
+            self._engine,
+            _GATED_LINEAR,
+            _linear_args(
+                weight.address, x.data_ptr(), out.data_ptr(), x.shape[0], x.stride(0), out.stride(0), gelu,  # type: ignore[attr-defined]
+                _DTYPES[x.dtype],
             ),
         )  # fmt: skip
 

@@ -5,7 +5,7 @@
 
 namespace forebay {
 
-constexpr int64_t ABI_VERSION = 1;
+constexpr int64_t ABI_VERSION = 2;
 
 enum Dtype : int64_t { BF16 = 0, FP32 = 1 };
 
@@ -38,6 +38,7 @@ enum Op : int64_t {
     OP_GATED,
     OP_ARGMAX,
     OP_PACK,
+    OP_GATED_LINEAR,
     OP_COUNT
 };
 
@@ -47,6 +48,15 @@ struct LinearArgs {
     void* out;
     int64_t m, x_stride, out_stride;  // strides in elements
     int64_t dtype, out_dtype;
+};
+
+// out (m, n / 2) = act(gate) * up, where [gate | up] = x @ weight.T + bias.
+struct GatedLinearArgs {
+    const Weight* weight;
+    const void* x;
+    void* out;
+    int64_t m, x_stride, out_stride;
+    int64_t gelu, dtype;
 };
 
 struct GroupedLinearArgs {

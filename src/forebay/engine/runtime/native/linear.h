@@ -6,10 +6,12 @@
 #include "matmul.h"
 #include "pool.h"
 #include "quant.h"
+#include "rowops.h"
 #include "scratch.h"
 
 namespace FOREBAY_VARIANT {
 
+using forebay::GatedLinearArgs;
 using forebay::GroupedLinearArgs;
 using forebay::LinearArgs;
 using forebay::Pool;
@@ -17,6 +19,9 @@ using forebay::Weight;
 
 constexpr int64_t SKINNY_ROWS = 64;  // up to here a weight is streamed once, panel by panel
 constexpr int64_t CACHED_BYTES = 600000;
+// Outputs above this leave the caches before they are read: they are written around them, whole lines at a time. Ordinary
+// stores would read each line from memory first, which measured three times slower over a whole product.
+constexpr int64_t STREAM_BYTES = 1 << 20;
 
 // One product: rows `first_row` .. of `count` outputs. `index` (or null) names the row of x each one reads.
 struct Product {
@@ -35,6 +40,7 @@ struct LinearIo {
     void* out;
     int64_t x_stride, out_stride;
     int64_t out_dtype;
+    bool stream;  // write whole lines around the caches
 };
 
 // The rows a task reads, in a form mm() can take: x itself, or a gathered and zero-padded copy.
@@ -60,14 +66,20 @@ const T* task_rows(const LinearIo& io, const Product& product, const LinearTask&
 
 template <class Out>
 void write_rows_as(const float* c, int64_t ldc, const Weight& w, int64_t panel, int64_t panels, int64_t rows, Out* out,
-                   int64_t stride) {
+                   const LinearIo& io) {
     const int64_t column = panel * 16, n = least(panels * 16, w.n - column);
+    const float* bias = w.bias == nullptr ? nullptr : w.bias + column;
+    const auto sum = [&](int64_t r, int64_t i) {
+        const vf v = loadu(c + r * ldc + i);
+        return bias == nullptr ? v : v + loadu(bias + i);
+    };
+    const bool stream = io.stream && n % 32 == 0 && panel % 2 == 0;
     for (int64_t r = 0; r < rows; r++) {
-        for (int64_t i = 0; i < n; i += 16) {
-            vf v = loadu(c + r * ldc + i);
-            if (w.bias != nullptr) v += loadu(w.bias + column + i);
-            store_n(out + r * stride + column + i, v, n - i);
-        }
+        Out* row = out + r * io.out_stride + column;
+        if (stream)
+            for (int64_t i = 0; i < n; i += 32) stream_pair(row + i, sum(r, i), sum(r, i + 16));
+        else
+            for (int64_t i = 0; i < n; i += 16) store_n(row + i, sum(r, i), n - i);
     }
 }
 
@@ -75,17 +87,14 @@ void write_rows_as(const float* c, int64_t ldc, const Weight& w, int64_t panel, 
 inline void write_rows(const float* c, int64_t ldc, const Weight& w, int64_t panel, int64_t panels, int64_t rows,
                        const LinearIo& io, int64_t out_row) {
     if (io.out_dtype == forebay::FP32)
-        write_rows_as(c, ldc, w, panel, panels, rows, static_cast<float*>(io.out) + out_row * io.out_stride, io.out_stride);
+        write_rows_as(c, ldc, w, panel, panels, rows, static_cast<float*>(io.out) + out_row * io.out_stride, io);
     else
-        write_rows_as(c, ldc, w, panel, panels, rows, static_cast<bf16*>(io.out) + out_row * io.out_stride, io.out_stride);
+        write_rows_as(c, ldc, w, panel, panels, rows, static_cast<bf16*>(io.out) + out_row * io.out_stride, io);
 }
 
-// Asks for the lines that write_rows will write, so that they arrive while the sums are made.
-inline void expect_rows(int64_t panel, int64_t panels, int64_t rows, const LinearIo& io, int64_t out_row) {
-    const int64_t size = io.out_dtype == forebay::FP32 ? 4 : 2;
-    char* at = static_cast<char*>(io.out) + (out_row * io.out_stride + panel * 16) * size;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < panels * 16 * size; i += 64) __builtin_prefetch(at + r * io.out_stride * size + i, 1, 3);
+// Fetches [at, at + bytes) into the second cache level.
+FB_INLINE void fetch_ahead(const void* at, int64_t bytes) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(at) + line, 0, 2);
 }
 
 template <class T>
@@ -110,8 +119,7 @@ void run_dense(const Product& product, const LinearTask& task, const LinearIo& i
             const int64_t rows = least(block, task.rows - r);
             const int64_t out_row = product.first_row + task.row + r;
             if (!skinny) {
-                expect_rows(task.panel + p, panels, rows, io, out_row);
-                for (int64_t line = 0; line < stretch; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+                fetch_ahead(ahead, stretch);
                 ahead += stretch;
             }
             mm(a + r * lda, lda, rows, bp, panel_stride, panels, w.kp, c, 16 * panels, false);
@@ -151,11 +159,81 @@ void run_quantized(const Product& product, const LinearTask& task, const LinearI
     }
 }
 
-inline void run_products(Pool& pool, const std::vector<Product>& products, const LinearIo& io, int64_t dtype) {
+// A gate and an up projection side by side in one weight, and their product act(gate) * up: two panels of each give one
+// line of out. Values and roundings are those of the two operations apart.
+template <class T>
+void run_gated(const Product& product, const LinearTask& task, const LinearIo& io, bool gelu) {
+    const Weight& w = *product.weight;
+    int64_t lda;
+    const T* a = task_rows<T>(io, product, task, lda);
+    const int64_t panel_stride = w.kp * 16, up_panels = w.np / 32;
+    const bool skinny = task.rows <= SKINNY_ROWS;
+    const int64_t block = skinny ? task.rows : ROW_BLOCK;
+    struct Tag {};
+    float* c = scratch<Tag>().template get<float>(most(block, SKINNY_ROWS) * 64);
+    for (int64_t p = 0; p < task.panels; p += 2) {
+        const int64_t panels = least(2, task.panels - p), column = (task.panel + p) * 16;
+        const T* gate = static_cast<const T*>(w.data) + (task.panel + p) * panel_stride;
+        const T* up = gate + up_panels * panel_stride;
+        const int64_t stretch = round_up(panels * panel_stride * static_cast<int64_t>(sizeof(T)) * block / task.rows, 64);
+        for (int64_t r = 0; r < task.rows; r += block) {
+            const int64_t rows = least(block, task.rows - r);
+            if (skinny) {
+                for (int64_t j = 0; j < panels; j++) {
+                    mm(a, lda, rows, gate + j * panel_stride, panel_stride, 1, w.kp, c + 16 * j, 64, false);
+                    mm(a, lda, rows, up + j * panel_stride, panel_stride, 1, w.kp, c + 32 + 16 * j, 64, false);
+                }
+            } else {
+                fetch_ahead(reinterpret_cast<const char*>(gate + panels * panel_stride) + r / block * stretch, stretch);
+                fetch_ahead(reinterpret_cast<const char*>(up + panels * panel_stride) + r / block * stretch, stretch);
+                mm(a + r * lda, lda, rows, gate, panel_stride, panels, w.kp, c, 64, false);
+                mm(a + r * lda, lda, rows, up, panel_stride, panels, w.kp, c + 32, 64, false);
+            }
+            T* out = static_cast<T*>(io.out) + (product.first_row + task.row + r) * io.out_stride + column;
+            const auto value = [&](int64_t i, int64_t j) {
+                vf g = loadu(c + i * 64 + j), u = loadu(c + i * 64 + 32 + j);
+                if (w.bias != nullptr) {
+                    g += loadu(w.bias + column + j);
+                    u += loadu(w.bias + up_panels * 16 + column + j);
+                }
+                return gate_of<T>(rounded<T>(g), rounded<T>(u), gelu);
+            };
+            for (int64_t i = 0; i < rows; i++) {
+                T* row = out + i * io.out_stride;
+                if (io.stream && panels == 2 && (task.panel + p) % 2 == 0) stream_pair(row, value(i, 0), value(i, 16));
+                else
+                    for (int64_t j = 0; j < panels * 16; j += 16) storeu(row + j, value(i, j));
+            }
+        }
+    }
+}
+
+enum Gate { NO_GATE, SILU, GELU };
+
+inline void run_task(const Product& product, const LinearTask& task, const LinearIo& io, int64_t dtype, Gate gate) {
+    const bool dense = product.weight->kind <= forebay::DENSE_FP32;
+    if (dtype == forebay::BF16) {
+        if (gate != NO_GATE) run_gated<bf16>(product, task, io, gate == GELU);
+        else if (dense) run_dense<bf16>(product, task, io);
+        else run_quantized<bf16>(product, task, io);
+    } else {
+        if (gate != NO_GATE) run_gated<float>(product, task, io, gate == GELU);
+        else if (dense) run_dense<float>(product, task, io);
+        else run_quantized<float>(product, task, io);
+    }
+}
+
+inline void run_products(Pool& pool, const std::vector<Product>& products, LinearIo io, int64_t dtype, Gate gate = NO_GATE) {
     static thread_local std::vector<LinearTask> tasks;
     tasks.clear();
-    int64_t total = 0;
-    for (const Product& product : products) total += product.weight->np / 16;
+    int64_t total = 0, rows = 0;
+    for (const Product& product : products) {
+        total += product.weight->np / 16;
+        rows += product.count;
+    }
+    const int64_t size = io.out_dtype == forebay::FP32 ? 4 : 2;
+    io.stream = rows * io.out_stride * size > STREAM_BYTES && rows > SKINNY_ROWS && io.out_stride * size % 64 == 0 &&
+                reinterpret_cast<uintptr_t>(io.out) % 64 == 0;
     for (size_t i = 0; i < products.size(); i++) {
         const Product& product = products[i];
         const Weight& w = *product.weight;
@@ -163,10 +241,10 @@ inline void run_products(Pool& pool, const std::vector<Product>& products, const
         // Rows that stay in the second cache level while panels go by.
         const int64_t cached = round_up(most(128, CACHED_BYTES / (w.kp * (dtype == forebay::BF16 ? 2 : 4))), 64);
         const int64_t macro = quantized ? 1024 : product.count <= SKINNY_ROWS ? SKINNY_ROWS : cached;
-        const int64_t row_tasks = ceil_div(product.count, macro), panels = w.np / 16;
+        const int64_t row_tasks = ceil_div(product.count, macro), panels = w.np / 16 / (gate == NO_GATE ? 1 : 2);
         // About 16 tasks a thread over all, so that a thread that lost its core for a moment costs little.
         int64_t chunk = most(1, total * row_tasks / (16 * pool.threads()));
-        chunk = product.count <= SKINNY_ROWS ? round_up(chunk, 2) : round_up(least(chunk, 16), PANEL_GROUP);
+        chunk = product.count <= SKINNY_ROWS ? round_up(chunk, 2) : round_up(least(chunk, 16), most(2, PANEL_GROUP));
         for (int64_t row = 0; row < product.count; row += macro)
             for (int64_t panel = 0; panel < panels; panel += chunk)
                 tasks.push_back({static_cast<int32_t>(i), row, least(macro, product.count - row), panel,
@@ -175,16 +253,8 @@ inline void run_products(Pool& pool, const std::vector<Product>& products, const
     const LinearTask* list = tasks.data();
     pool.parallel(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
         begin_task();
-        const LinearTask& task = list[t];
-        const Product& product = products[task.product];
-        const bool dense = product.weight->kind <= forebay::DENSE_FP32;
-        if (dtype == forebay::BF16) {
-            if (dense) run_dense<bf16>(product, task, io);
-            else run_quantized<bf16>(product, task, io);
-        } else {
-            if (dense) run_dense<float>(product, task, io);
-            else run_quantized<float>(product, task, io);
-        }
+        run_task(products[list[t].product], list[t], io, dtype, gate);
+        if (io.stream) finish_streams();
     });
 }
 
@@ -193,7 +263,25 @@ inline void linear(Pool& pool, const void* raw) {
     if (args.m == 0) return;
     static thread_local std::vector<Product> products;
     products.assign(1, {args.weight, nullptr, 0, args.m});
-    run_products(pool, products, {args.x, args.out, args.x_stride, args.out_stride, args.out_dtype}, args.dtype);
+    run_products(pool, products, {args.x, args.out, args.x_stride, args.out_stride, args.out_dtype, false}, args.dtype);
+}
+
+inline void gated_linear(Pool& pool, const void* raw) {
+    const auto& args = *static_cast<const GatedLinearArgs*>(raw);
+    const Weight& w = *args.weight;
+    if (args.m == 0) return;
+    static thread_local std::vector<Product> products;
+    products.assign(1, {args.weight, nullptr, 0, args.m});
+    if (w.kind <= forebay::DENSE_FP32 && w.n % 32 == 0) {
+        run_products(pool, products, {args.x, args.out, args.x_stride, args.out_stride, args.dtype, false}, args.dtype,
+                     args.gelu ? GELU : SILU);
+        return;
+    }
+    struct Tag {};
+    char* both = scratch<Tag>().template get<char>(args.m * w.n * (args.dtype == forebay::BF16 ? 2 : 4));
+    run_products(pool, products, {args.x, both, args.x_stride, w.n, args.dtype, false}, args.dtype);
+    const forebay::GatedArgs apart{both, args.out, args.m, w.n / 2, w.n, args.out_stride, args.gelu, args.dtype};
+    gated(pool, &apart);
 }
 
 inline void grouped_linear(Pool& pool, const void* raw) {
@@ -204,7 +292,7 @@ inline void grouped_linear(Pool& pool, const void* raw) {
         const int64_t first = args.expert_start[e], count = args.expert_start[e + 1] - first;
         if (count > 0) products.push_back({args.weights[e], args.rows, first, count});
     }
-    run_products(pool, products, {args.x, args.out, args.x_stride, args.out_stride, args.out_dtype}, args.dtype);
+    run_products(pool, products, {args.x, args.out, args.x_stride, args.out_stride, args.out_dtype, false}, args.dtype);
 }
 
 }  // namespace FOREBAY_VARIANT

@@ -97,6 +97,14 @@ void rope_store_of(Pool& pool, const forebay::RopeStoreArgs& a) {
     });
 }
 
+// round(act(gate)) * up. The tanh form of gelu is g times a sigmoid: (1 + tanh y) / 2 = 1 / (1 + exp(-2 y)).
+template <class T>
+FB_INLINE vf gate_of(vf g, vf up, bool gelu) {
+    const vf exponent = gelu ? -1.59576912f * (g + 0.044715f * g * g * g) : -g;
+    const vf act = g / (1.0f + expv(exponent));
+    return rounded<T>(act) * up;
+}
+
 template <class T>
 void gated_of(Pool& pool, const forebay::GatedArgs& a) {
     for_rows(pool, a.m, a.inner * 6 * sizeof(T), [&](int64_t r) {
@@ -104,10 +112,8 @@ void gated_of(Pool& pool, const forebay::GatedArgs& a) {
         const T* up = gate + a.inner;
         T* out = static_cast<T*>(a.out) + r * a.out_stride;
         for (int64_t i = 0; i < a.inner; i += 16) {
-            const vf g = load_n(gate + i, a.inner - i);
-            const vf act = a.gelu ? 0.5f * g * (1.0f + tanhv(0.79788456f * (g + 0.044715f * g * g * g)))
-                                  : g / (1.0f + expv(-g));
-            store_n(out + i, rounded<T>(act) * load_n(up + i, a.inner - i), a.inner - i);
+            const vf g = load_n(gate + i, a.inner - i), u = load_n(up + i, a.inner - i);
+            store_n(out + i, gate_of<T>(g, u, a.gelu != 0), a.inner - i);
         }
     });
 }

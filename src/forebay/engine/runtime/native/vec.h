@@ -66,6 +66,37 @@ FB_INLINE void copy_values(T* to, const T* from, int64_t n) {
     for (; i < n; i++) to[i] = from[i];
 }
 
+// A 64-byte line written around the caches; pointers 64-byte aligned. finish_streams() before another thread reads it.
+FB_INLINE void stream_line(void* to, const void* line) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512((__m512i*)to, _mm512_loadu_si512(line));
+#elif defined(__AVX2__)
+    for (int i = 0; i < 2; i++) _mm256_stream_si256((__m256i*)to + i, _mm256_loadu_si256((const __m256i*)line + i));
+#else
+    memcpy(to, line, 64);
+#endif
+}
+// A line of 32 bf16, or two of 16 fp32, from two vectors.
+FB_INLINE void stream_pair(bf16* to, vf first, vf second) {
+#if defined(__AVX512BF16__)
+    _mm512_stream_si512((__m512i*)to, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+#else
+    alignas(64) bf16 line[32];
+    storeu(line, first);
+    storeu(line + 16, second);
+    stream_line(to, line);
+#endif
+}
+FB_INLINE void stream_pair(float* to, vf first, vf second) {
+    stream_line(to, &first);
+    stream_line(to + 16, &second);
+}
+FB_INLINE void finish_streams() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 // The first n lanes; the others read as zero and are not written.
 template <class T>
 FB_INLINE vf load_n(const T* p, int64_t n) {
