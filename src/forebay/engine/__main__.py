@@ -177,6 +177,7 @@ def _serve(config: EngineConfig, memory_bytes: int | None, shm_bytes: int | None
 
     listener = open_listener(config.http.host, config.http.port)
 
+    from forebay.engine.api.link import EngineLink
     from forebay.engine.api.workers import WorkerGroup
     from forebay.engine.events import EventLog
     from forebay.engine.runtime.ipc import Endpoints
@@ -186,11 +187,12 @@ def _serve(config: EngineConfig, memory_bytes: int | None, shm_bytes: int | None
     log = EventLog(config.process.log_format)
     endpoints = Endpoints.create()
     try:
+        link = EngineLink(endpoints)
         workers = WorkerGroup(config, endpoints, Machine(memory_bytes, shm_bytes))
         workers.spawn(0)
         from forebay.engine.api.server import run_server
 
-        return run_server(config, listener, workers, endpoints, log)
+        return run_server(config, listener, link, workers, endpoints, log)
     finally:
         endpoints.remove()
 

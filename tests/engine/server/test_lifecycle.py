@@ -139,9 +139,9 @@ def test_a_killed_worker_ends_the_server_with_a_reason(smollm2: Path, tmp_path: 
 
 
 def test_a_stopped_worker_is_hung_and_a_stopped_client_is_not(smollm2: Path, tmp_path: Path) -> None:
-    server = ServerProcess(str(smollm2), tmp_path / "log", "--rank-timeout", "1.5")
+    server = ServerProcess(str(smollm2), tmp_path / "log", "--rank-timeout", "3")
     try:
-        time.sleep(2.5)  # an idle worker beats
+        time.sleep(3.5)  # an idle worker beats
         assert server.get("/health").status == 200
         os.kill(server.worker_pid, signal.SIGSTOP)
         assert server.process.wait(30) == 6

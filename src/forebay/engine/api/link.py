@@ -17,23 +17,23 @@ __all__ = ["EngineLink"]
 
 
 class EngineLink:
-    """Bound before any rank starts; used on the event loop.
+    """Bound before any rank starts, so that no rank speaks to nobody; used on the event loop.
 
     Args:
         endpoints: where to bind.
-        on_message: gets every message but replies to calls, in order.
     """
 
-    def __init__(self, endpoints: Endpoints, on_message: Callable[[WorkerMessage], None]) -> None:
+    def __init__(self, endpoints: Endpoints) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox: Inbox[WorkerMessage] = Inbox(self._context, endpoints.to_front, WorkerMessage, bind=True)
         self._outbox = Outbox(self._context, endpoints.to_rank0, bind=True)
-        self._on_message = on_message
+        self._on_message: Callable[[WorkerMessage], None] = lambda message: None
         self._call_ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
-    def start(self) -> None:
-        """Receive from now on."""
+    def start(self, on_message: Callable[[WorkerMessage], None]) -> None:
+        """Receive from now on; ``on_message`` gets every message but replies to calls, in order."""
+        self._on_message = on_message
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self.receive)
 
     def receive(self) -> None:

@@ -58,6 +58,7 @@ class FrontServer:
     Args:
         config: what was asked for.
         listener: a listening socket.
+        link: bound already.
         workers: rank 0 is running already.
         endpoints: the sockets' folder.
         log: events.
@@ -67,6 +68,7 @@ class FrontServer:
         self,
         config: EngineConfig,
         listener: socket.socket,
+        link: EngineLink,
         workers: WorkerGroup,
         endpoints: Endpoints,
         log: EventLog,
@@ -77,7 +79,7 @@ class FrontServer:
         self._endpoints = endpoints
         self._log = log
         self._state = ServerState()
-        self._link = EngineLink(endpoints, self._on_message)
+        self._link = link
         self._service = Service(config, self._state, self._link)
         self._ready_ranks: set[int] = set()
         self._end: asyncio.Future[int] | None = None
@@ -106,7 +108,7 @@ class FrontServer:
         await http.startup(sockets=[self._listener])
         host, port = self._listener.getsockname()[:2]
         self._log.info("listening", host=host, port=port, model=self._config.served_name)
-        self._link.start()
+        self._link.start(self._on_message)
         self._watch_workers()
         ticker = asyncio.create_task(self._tick(http))
         exit_code = await self._end
@@ -288,17 +290,22 @@ class FrontServer:
 
 
 def run_server(
-    config: EngineConfig, listener: socket.socket, workers: WorkerGroup, endpoints: Endpoints, log: EventLog
+    config: EngineConfig,
+    listener: socket.socket,
+    link: EngineLink,
+    workers: WorkerGroup,
+    endpoints: Endpoints,
+    log: EventLog,
 ) -> int:
     """Serve on ``listener`` until a signal or a failure; returns the exit code.
 
-    The caller has bound the socket and started rank 0, so that the port is open and weights are on their way while
+    The caller has bound the sockets and started rank 0, so that the port is open and weights are on their way while
     this module's imports run.
     """
     bridge_logging(log)
 
     async def serve() -> int:
-        return await FrontServer(config, listener, workers, endpoints, log).run()
+        return await FrontServer(config, listener, link, workers, endpoints, log).run()
 
     exit_code: int = uvloop.run(serve())
     return exit_code

@@ -5,16 +5,17 @@
     rank 0 -> ranks > 0  PlanMessage:   StepPlan, Transfers, EndOfPlan
     rank r -> rank 0     Followed: what a rank has done, with the digest of all decisions so far
 
-Token arrays travel as little-endian int32 bytes. Nothing here imports torch.
+Token arrays travel as int32 bytes (all processes are on one machine). Nothing here imports torch or numpy: the front does
+without them.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 __all__ = [
     "Abort",
@@ -39,20 +40,12 @@ __all__ = [
     "Transfers",
     "WorkerMessage",
     "pack_tokens",
-    "unpack_tokens",
 ]
 
-Int32Array = npt.NDArray[np.int32]
 
-
-def pack_tokens(tokens: Int32Array | list[int]) -> bytes:
-    """Token ids as little-endian int32 bytes."""
-    return np.asarray(tokens, dtype="<i4").tobytes()
-
-
-def unpack_tokens(data: bytes) -> Int32Array:
-    """The inverse of ``pack_tokens``; the array may not be written to."""
-    return np.frombuffer(data, dtype="<i4")
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Token ids as int32 bytes in this machine's order."""
+    return array("i", tokens).tobytes()
 
 
 class _Wire(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from forebay.engine.cache.interface import Tier
 from forebay.engine.runtime.build import Engine
 from forebay.engine.runtime.ipc import Inbox, Outbox
-from forebay.engine.runtime.messages import Abort, Call, FrontMessage, Reply, StepReport, Stop, Submit, unpack_tokens
+from forebay.engine.runtime.messages import Abort, Call, FrontMessage, Reply, StepReport, Stop, Submit
 from forebay.engine.runtime.step import SamplingParams
 from forebay.engine.scheduler.scheduler import Scheduler, StepOutcome
 from forebay.engine.scheduler.sequence import Sequence
@@ -136,7 +138,7 @@ def _sequence(message: Submit) -> Sequence:
     )
     return Sequence(
         message.seq_id,
-        unpack_tokens(message.prompt),
+        np.frombuffer(message.prompt, dtype=np.int32),
         sampling,
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
