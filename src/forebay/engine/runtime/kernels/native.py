@@ -180,7 +180,20 @@ class NativeBackend:
         return self._packed(_DENSE[weight.dtype], (n, k), weight.element_size() * 32 * 16, weight, bias=bias)
 
     def pack_quantized(self, scheme: str, tensors: dict[str, torch.Tensor], shape: tuple[int, int]) -> PackedLinear:
-        raise NotImplementedError(scheme)
+        if scheme == "int4_g32":
+            scale = tensors["weight_scale"]
+            narrow = scale.to(torch.bfloat16).contiguous()
+            if not torch.equal(narrow.float(), scale.float()):
+                raise ValueError("int4_g32: weight_scale has values that are not bf16")
+            return self._packed(2, shape, 256 + 32, tensors["weight_packed"], source_scales=narrow)
+        if scheme == "fp8_block":
+            scale = tensors["weight_scale_inv"].float().contiguous()
+            return self._packed(3, shape, 512 + 64, tensors["weight"], source_scales=scale)
+        if scheme == "int8":
+            scale = torch.zeros(-(-shape[0] // 16) * 16, dtype=torch.float32)
+            scale[: shape[0]] = tensors["weight_scale"].flatten()
+            return self._packed(4, shape, 512, tensors["weight"], scales=scale)
+        raise ValueError(f"unknown quantization scheme {scheme!r}")
 
     def _packed(
         self,
