@@ -30,6 +30,12 @@ class EvictionQueue(Protocol):
     def remove(self, copy: Copy) -> None:
         """``copy`` is held again, or gone."""
 
+    def add_all(self, copies: list[Copy]) -> None:
+        """Add several, the first in line first."""
+
+    def remove_all(self, copies: list[Copy]) -> None:
+        """Remove several."""
+
     def first(self) -> Copy | None:
         """The next to go, left in place."""
 
@@ -57,7 +63,7 @@ class _Ring:
         before, after = copy.prev, copy.next
         before.next = after  # type: ignore[union-attr]
         after.prev = before  # type: ignore[union-attr]
-        copy.prev = copy.next = None
+        copy.prev = None
 
     def __iter__(self) -> Iterator[Copy]:
         copy = self.head.next
@@ -96,8 +102,27 @@ class LruQueue:
         before, after = copy.prev, copy.next
         before.next = after  # type: ignore[union-attr]
         after.prev = before  # type: ignore[union-attr]
-        copy.prev = copy.next = None
+        copy.prev = None
         self._count -= 1
+
+    def add_all(self, copies: list[Copy]) -> None:
+        head = self._ring.head
+        last = head.prev
+        for copy in copies:
+            copy.prev = last
+            last.next = copy  # type: ignore[union-attr]
+            last = copy
+        last.next = head  # type: ignore[union-attr]
+        head.prev = last
+        self._count += len(copies)
+
+    def remove_all(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            before, after = copy.prev, copy.next
+            before.next = after  # type: ignore[union-attr]
+            after.prev = before  # type: ignore[union-attr]
+            copy.prev = None
+        self._count -= len(copies)
 
     def first(self) -> Copy | None:
         return self._ring.head.next if self._count else None
@@ -141,6 +166,14 @@ class LfuQueue:
         if ring.head.next is ring.head:
             self._occupied &= ~(1 << uses)
         self._count -= 1
+
+    def add_all(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            self.add(copy)
+
+    def remove_all(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            self.remove(copy)
 
     def first(self) -> Copy | None:
         if not self._occupied:
@@ -195,6 +228,14 @@ class CostQueue:
         if len(self._heap) > 64 and len(self._heap) > 4 * len(self._live):
             self._heap = [e for e in self._heap if self._live.get(e[2]) == e[1]]
             heapq.heapify(self._heap)
+
+    def add_all(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            self.add(copy)
+
+    def remove_all(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            self.remove(copy)
 
     def first(self) -> Copy | None:
         heap = self._heap

@@ -83,6 +83,11 @@ class Matcher:
         """Fill ``where`` for nodes up to the first that a full group is missing from; returns how many."""
         if len(where) == 1 and self._full[0]:
             places = where[0]
+            copies = [node.device for node in path]
+            if all(copies):
+                # All on the device, as most are.
+                places.extend([DEVICE] * len(path))
+                return len(path)
             for node in path:
                 place = DEVICE if node.device is not None else self._place(node, 0, store)
                 if not place:
@@ -156,7 +161,7 @@ class Matcher:
         """gains[n]: seconds saved by taking n pages from where they are, full groups counted; None: take them all."""
         recompute = self._rates.recompute_seconds(self._page)
         full = [group for group in self._groups if self._full[group]]
-        if recompute is None or all(place <= DEVICE for places in match.where for place in places[:found]):
+        if recompute is None or max((max(places, default=0) for places in match.where), default=0) <= DEVICE:
             return None
         gains = [0.0]
         costs = [self._page_costs(group) for group in self._groups]

@@ -15,20 +15,26 @@ class Copy:
 
     __slots__ = ("arriving", "next", "node", "page", "prev", "rank", "readers", "since")
 
+    arriving: Any
+    """The transfer that fills it, until it is complete; None: it may be read."""
+    readers: int
+    """Transfers that read it without holding its slot; it is not freed while there are any."""
+    prev: Copy | None
+    """Not None exactly while it is in an eviction queue."""
+    next: Copy | None
+    """Set while it is in a queue, as are the next two."""
+    rank: float
+    """The eviction policy's own mark."""
+    since: float
+    """When it was last used (the cache's clock)."""
+
     def __init__(self, node: Node, page: int) -> None:
+        # Fields that are only read while it is queued are set when it is: this runs for every new page.
         self.node = node
         self.page = page
-        self.arriving: Any = None
-        """The transfer that fills it, until it is complete; None: it may be read."""
+        self.arriving = None
         self.readers = 0
-        """Transfers that read it without holding its slot; it is not freed while there are any."""
-        self.prev: Copy | None = None
-        """Not None exactly while it is in an eviction queue."""
-        self.next: Copy | None = None
-        self.rank: float = 0
-        """The eviction policy's own mark."""
-        self.since = 0.0
-        """When it was last used (the cache's clock)."""
+        self.prev = None
 
 
 class Slot:

@@ -8,31 +8,29 @@ __all__ = ["PagePool"]
 class PagePool:
     """Ids 0 .. size - 1, each free or owned by exactly one holder. Who holds what is the caller's business."""
 
-    __slots__ = ("_free", "_used", "size")
+    __slots__ = ("_free", "_used", "free", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._free = list(range(size - 1, -1, -1))
         self._used = bytearray(size)
-
-    @property
-    def free(self) -> int:
+        self.free = size
         """Pages that nobody owns."""
-        return len(self._free)
 
     @property
     def used(self) -> int:
         """Pages that have an owner."""
-        return self.size - len(self._free)
+        return self.size - self.free
 
     def take(self, count: int) -> list[int]:
         """``count`` pages, in a fresh pool consecutive ones; the caller has seen that there are as many."""
-        assert count <= len(self._free), f"{count} pages asked of a pool with {len(self._free)} free"
+        assert count <= self.free, f"{count} pages asked of a pool with {self.free} free"
         if not count:
             return []
         pages = self._free[-count:]
         pages.reverse()
         del self._free[-count:]
+        self.free -= count
         used = self._used
         for page in pages:
             used[page] = 1
@@ -43,6 +41,7 @@ class PagePool:
         assert self._used[page], f"page {page} was freed twice"
         self._used[page] = 0
         self._free.append(page)
+        self.free += 1
 
     def is_used(self, page: int) -> bool:
         """True while ``page`` has an owner."""
@@ -50,6 +49,7 @@ class PagePool:
 
     def check(self, owners: dict[int, str]) -> None:
         """``owners`` (page -> who) are exactly the used pages, and the free list holds each other page once."""
+        assert self.free == len(self._free), "the count of free pages is wrong"
         assert len(set(self._free)) == len(self._free), "a page is twice in the free list"
         assert len(self._free) + sum(self._used) == self.size, "free and used pages do not add up to the pool"
         for page, who in owners.items():

@@ -138,7 +138,8 @@ class PrefixCache:
 
     def _lease(self, match: Match, num_tokens: int) -> CacheLease | None:
         """A lease over ``match``, its loads started; None: no room now."""
-        needed = [sum(p >= HOST for p in places[f : match.length]) for f, places in zip(match.first, match.where)]
+        parts = [places[first : match.length] for first, places in zip(match.first, match.where)]
+        needed = [part.count(HOST) + part.count(DISK) for part in parts]
         loads = any(needed)
         if loads and not self._has_room_to_load(match, needed):
             return None
@@ -156,9 +157,9 @@ class PrefixCache:
             return None
         lease = CacheLease(len(self._groups), max(64, num_tokens // self._page + 16))
         lease.prompt_pages = max(0, num_tokens - 1) // self._page
-        self._fill(lease, match, nodes)
         if items is not None:
             self.recall.start(lease, items)
+        self._fill(lease, match, nodes)
         self.recall.make_gate(lease)
         self.leases.add(lease)
         for node in nodes:
@@ -189,19 +190,18 @@ class PrefixCache:
         tiers = [DEVICE] * match.length
         for group in self._groups:
             first = match.first[group]
-            pages = []
-            for index in range(first, match.length):
-                copy = nodes[index].slot(group).device
+            held = nodes[first:] if first else nodes
+            copies = [node.extra[group - 1].device if group else node.device for node in held]
+            lease.tables[group][first : match.length] = [copy.page for copy in copies]  # type: ignore[union-attr]
+            if not self.recall.loads:
+                continue
+            for index, copy in enumerate(copies, first):
                 assert copy is not None, "a page of the prefix is not on the device"
-                pages.append(copy.page)
                 place = match.where[group][index]
-                arriving = copy.arriving
-                if arriving is not None:
-                    self.recall.wait_for(lease, arriving)
-                    place = HOST if arriving.tier is Tier.HOST else DISK
-                if place > tiers[index]:
-                    tiers[index] = place
-            lease.tables[group][first : match.length] = pages
+                if copy.arriving is not None:
+                    self.recall.wait_for(lease, copy.arriving)
+                    place = HOST if copy.arriving.tier is Tier.HOST else DISK
+                tiers[index] = max(tiers[index], place)
         lease.tiers = tiers
         lease.cached = self._count(tiers)
 
@@ -249,11 +249,9 @@ class PrefixCache:
         if stop > start:
             self.residency.now = self._clock()
             data = token_bytes(tokens[start * self._page : stop * self._page])
-            parent = lease.nodes[-1] if start else self.tree.root
             step = self.tree.key_bytes
-            for index in range(start, stop):
-                offset = (index - start) * step
-                parent = self._join(lease, index, parent, data[offset : offset + step])
+            keys = [data[offset : offset + step] for offset in range(0, len(data), step)]
+            self._join_all(lease, start, keys)
             self.accounting.committed_pages += stop - start
             for group in self._full:
                 self.spill.used(lease, group, lease.nodes[start:stop])
@@ -263,6 +261,17 @@ class PrefixCache:
                     first = self._matcher.first_readable(group, lease.prompt_pages * self._page)
                     self.spill.used(lease, group, lease.nodes[first : lease.prompt_pages])
             self._leave_windows(lease)
+
+    def _join_all(self, lease: CacheLease, start: int, keys: list[bytes]) -> None:
+        """Pages ``start``, ``start`` + 1, ... of the lease join the tree."""
+        parent = lease.nodes[-1] if start else self.tree.root
+        for index, key in enumerate(keys, start):
+            if parent.children is None and len(self._groups) == 1 and self.store is None:
+                # Nothing hangs here yet, so all that follow are new.
+                pages = lease.tables[0][index : start + len(keys)].tolist()
+                lease.nodes += self.residency.adopt(parent, keys[index - start :], pages)
+                return
+            parent = self._join(lease, index, parent, key)
 
     def _join(self, lease: CacheLease, index: int, parent: Node, key: bytes) -> Node:
         """Page ``index`` of the lease becomes the tree's, or is replaced by the one that is there already."""

@@ -45,24 +45,28 @@ class Residency:
 
     def hold(self, group: int, nodes: Sequence[Node]) -> None:
         """Keep every copy of these slots where it is."""
-        leave_device = self.device_queue[group].remove
-        leave_host = self.host_queue[group].remove
+        from_device: list[Copy] = []
+        from_host: list[Copy] = []
         for node in nodes:
             slot = node.extra[group - 1] if group else node
             if not slot.lock:
                 copy = slot.device
                 if copy is not None and copy.prev is not None:
-                    leave_device(copy)
+                    from_device.append(copy)
                 copy = slot.host
                 if copy is not None and copy.prev is not None:
-                    leave_host(copy)
+                    from_host.append(copy)
             slot.lock += 1
+        if from_device:
+            self.device_queue[group].remove_all(from_device)
+        if from_host:
+            self.host_queue[group].remove_all(from_host)
 
     def release(self, group: int, nodes: Sequence[Node]) -> None:
         """Undo one ``hold``. ``nodes`` run from the root down; the deepest becomes evictable first."""
         now = self.now
-        join_device = self.device_queue[group].add
-        join_host = self.host_queue[group].add
+        to_device: list[Copy] = []
+        to_host: list[Copy] = []
         for node in reversed(nodes):
             slot = node.extra[group - 1] if group else node
             slot.lock -= 1
@@ -71,13 +75,48 @@ class Residency:
             device, host = slot.device, slot.host
             if device is not None and device.arriving is None:
                 device.since = now
-                join_device(device)
+                to_device.append(device)
             if host is not None:
                 if host.arriving is None:
                     host.since = now
-                    join_host(host)
+                    to_host.append(host)
             elif device is None:
                 self.tree.prune(node)
+        if to_device:
+            self.device_queue[group].add_all(to_device)
+        if to_host:
+            self.host_queue[group].add_all(to_host)
+
+    def adopt(self, parent: Node, keys: Sequence[bytes], pages: Sequence[int]) -> list[Node]:
+        """New pages in a row under ``parent``, which has no children: held once, on the device. One layer group only."""
+        nodes: list[Node] = []
+        for key, page in zip(keys, pages):
+            node = Node(parent, key)
+            node.lock = node.hits = 1
+            node.device = Copy(node, page)
+            parent.children = node
+            nodes.append(node)
+            parent = node
+        self.tree.num_nodes += len(nodes)
+        return nodes
+
+    def evict(self, group: int, count: int) -> int:
+        """Drop the first in line until ``count`` device pages are free, or one is being read; returns how many went."""
+        pool, queue = self.device[group], self.device_queue[group]
+        evicted = 0
+        while pool.free < count:
+            copy = queue.first()
+            if copy is None or copy.readers:
+                break
+            queue.remove(copy)
+            node = copy.node
+            slot = node.extra[group - 1] if group else node
+            slot.device = None
+            pool.give(copy.page)
+            if slot.host is None:
+                self.tree.prune(node)
+            evicted += 1
+        return evicted
 
     def place_on_device(self, group: int, node: Node, page: int) -> Copy:
         """``page`` becomes the device copy of a held slot that has none."""

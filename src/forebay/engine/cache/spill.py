@@ -97,6 +97,8 @@ class Spill:
             return
         if self._policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             nodes = [node for node in nodes if node.hits >= 2]
+        if not self.staging:
+            nodes = [node for node in nodes if node.slot(group).host is None]
         wanted = [node for node in nodes if self._is_missing_below(group, node)]
         if not wanted:
             return
@@ -184,6 +186,7 @@ class Spill:
             if evicting:
                 assert item.device is not None, "an eviction without a device copy"
                 if done.ok and not self.staging and not item.node.slot(item.group).lock:
+                    item.host.since = self._residency.now
                     self._residency.host_queue[item.group].add(item.host)
                 self._reading_ended(item.group, item.device)
         self._end_backup(op)
@@ -261,6 +264,10 @@ class Spill:
         ``lose``: a page that ``write_back`` cannot save, because the host tier has no room yet, goes all the same.
         """
         pool = self._residency.device[group]
+        if pool.free >= count:
+            return True
+        if not self._back:
+            self._accounting.pages["device_evicted"] += self._residency.evict(group, count)
         dirty: list[Item] = []
         leaving = self._leaving(group)
         while pool.free + leaving + len(dirty) < count:

@@ -76,10 +76,12 @@ class PageTree:
 
     def prune(self, node: Node) -> None:
         """Remove ``node`` if it has neither copies nor children, then its parents for as long as that is true of them."""
-        root = self.root
-        while node is not root and node.children is None and not node.has_copies():
+        while node.children is None and not (
+            node.lock or node.device is not None or node.host is not None or (node.extra and node.has_copies())
+        ):
             parent = node.parent
-            assert parent is not None, "a node outside the tree was pruned"
+            if parent is None:
+                return
             siblings = parent.children
             if siblings is node:
                 parent.children = None
