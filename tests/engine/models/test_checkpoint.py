@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,3 +131,33 @@ def test_a_model_that_is_not_there_gets_one_clear_line(name: str, said: str, mon
     with pytest.raises(UsageError, match=said) as refused:
         resolve_model(name)
     assert "\n" not in refused.value.message
+
+
+_PEAK = """
+import sys
+from pathlib import Path
+from forebay.engine.runtime.kernels.torch_fallback import TorchBackend
+from forebay.engine.runtime.loader import inspect, load
+import torch
+torch.set_num_threads(1)
+def memory(what):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(what)))
+found = inspect(Path(sys.argv[1]))
+before = memory("VmRSS")
+loaded = load(found, TorchBackend())
+print(loaded.weight_bytes, memory("VmHWM") - before)
+"""
+
+
+def test_loading_peaks_at_the_weights_and_one_tensor(tmp_path: Path) -> None:
+    """No memory map, no second copy of the model: fused parts, their whole and a part of the file buffer are all that comes on top."""
+    wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    folder = make_tiny("llama", tmp_path / "m", num_hidden_layers=6, **wide)
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, str(folder)], capture_output=True, text=True, check=True, timeout=120
+    )
+    weights, peak = map(int, done.stdout.split())
+    largest = 2 * 4096 * 1024 * 2  # gate and up, fused
+    assert 150_000_000 < weights < peak
+    assert peak < weights + 2 * largest + 8_000_000

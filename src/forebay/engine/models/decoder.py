@@ -33,6 +33,8 @@ class Model(Protocol):
 
     vocab_size: int
     groups: tuple[LayerGroup, ...]
+    replayable: bool
+    """Whether a step is nothing but operations of the back end (see ``runtime.decode``)."""
 
     def bind(self, pool: DevicePool, max_positions: int) -> None:
         """Take the pool, and make the rotary tables for positions below ``max_positions``."""
@@ -64,6 +66,7 @@ class Decoder:
         build: the context.
         rope: the rotary settings of each layer group.
         rope_dtype: of the rotary tables; None: the model's.
+        replayable: whether every block is nothing but operations of the back end.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class Decoder:
         final_norm: torch.Tensor,
         eps: float,
         rope_dtype: torch.dtype | None = None,
+        replayable: bool = False,
     ) -> None:
+        self.replayable = replayable
         self.groups = build.groups
         self.vocab_size = head.vocab_size
         self.rope = tuple(rope)

@@ -81,6 +81,8 @@ class _Layer:
 class Gemma3Decoder:
     """Implements ``decoder.Model``."""
 
+    replayable = False
+
     def __init__(self, build: Build, config: Gemma3Config) -> None:
         base = config.base
         self.groups, self.vocab_size = build.groups, base.vocab_size

@@ -112,4 +112,5 @@ def build_llama(
         head=Head(build, "lm_head", config.vocab_size, embedding, tied=config.tied),
         final_norm=weights.tensor("model.norm.weight"),
         eps=config.eps,
+        replayable=mlp is None,
     )

@@ -93,8 +93,6 @@ class LatentAttention:
         self._q_normed = ws.register("q_normed", (shape.q_rank or 1,), dtype)
         self._q = ws.register("q", (heads * (shape.nope + shape.rope),), dtype)
         self._kv = ws.register("kv", (latent,), dtype)
-        self._compressed = ws.register("compressed", (shape.kv_rank,), dtype)
-        self._normed = ws.register("normed", (shape.kv_rank,), dtype)
         self._latent = ws.register("latent", (latent,), dtype)
         self._nope = ws.register("nope", (heads, shape.nope), dtype)
         self._absorbed = ws.register("absorbed", (shape.kv_rank,), dtype, heads)
@@ -120,8 +118,10 @@ class LatentAttention:
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x (M, H), normed -> (M, H) in scratch."""
         views, backend, shape, batch = step.views, self._backend, self.shape, step.batches[self.group]
-        positions = batch.positions.long()
-        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        if step.rope is None:  # the same for every layer
+            positions = batch.positions.long()
+            step.rope = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        cos, sin = step.rope
         self._store(x, step, cos, sin)
         query = self._queries(x, step, cos, sin)
         attended = views[self._attended]
@@ -138,16 +138,9 @@ class LatentAttention:
     def _store(self, x: torch.Tensor, step: Step, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Write this step's latents: the normed compressed vector, then the rotated key."""
         views, backend, rank = step.views, self._backend, self.shape.kv_rank
-        kv, latent, compressed, normed = (
-            views[self._kv],
-            views[self._latent],
-            views[self._compressed],
-            views[self._normed],
-        )
+        kv, latent = views[self._kv], views[self._latent]
         backend.linear(x, self.kv_a, kv)
-        compressed.copy_(kv[:, :rank])
-        backend.rms_norm(compressed, self.kv_norm, LATENT_NORM_EPS, normed)
-        latent[:, :rank] = normed
+        backend.rms_norm(kv[:, :rank], self.kv_norm, LATENT_NORM_EPS, latent[:, :rank])
         self._rotate(kv[:, None, rank:], cos, sin, latent[:, None, rank:])
         backend.latent_store(latent, step.batches[self.group], self.pool)
 

@@ -56,6 +56,8 @@ class Step:
     sample_rows: torch.Tensor | None
     num_samples: int
     wait: Callable[[int], None] | None = None
+    rope: tuple[torch.Tensor, torch.Tensor] | None = None
+    """This step's rows of the rotary tables, where the first layer that needs them leaves them for the others."""
 
 
 class RowLinear:

@@ -41,10 +41,13 @@ class BatchLayout:
         self._page_size = page_size
         self._max_pages = -(-context_length // page_size)
         self._groups = groups
+        self.generation = 0
+        """Goes up whenever an array moves: addresses noted before are void."""
         self._allocate_seqs(max_seqs)
         self._allocate_rows(4096)
 
     def _allocate_seqs(self, count: int) -> None:
+        self.generation += 1
         self._query_start = np.zeros(count + 1, dtype=np.int32)
         self._context_len = np.zeros(count, dtype=np.int32)
         self._tables = [np.full((count, self._max_pages), -1, dtype=np.int32) for _ in range(self._groups)]
@@ -53,6 +56,7 @@ class BatchLayout:
         self._context_len_tensor = torch.from_numpy(self._context_len)
 
     def _allocate_rows(self, count: int) -> None:
+        self.generation += 1
         self._tokens = np.zeros(count, dtype=np.int32)
         self._positions = np.zeros(count, dtype=np.int32)
         self._slots = [np.zeros(count, dtype=np.int64) for _ in range(self._groups)]

@@ -127,6 +127,10 @@ def load(
     workspace = Workspace()
     build = Build(weights, workspace, backend, comm, inspected.dtype, inspected.kv_spec(1).groups)
     model = inspected.architecture.load(build, inspected.parsed)
+    if progress is not None:
+        progress(
+            weights.total_bytes, weights.total_bytes
+        )  # layers that are not run (multi-token prediction) count as done
     return LoadedModel(inspected, model, workspace, backend, comm, weights.nbytes)
 
 

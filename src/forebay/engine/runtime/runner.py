@@ -9,14 +9,15 @@ from pathlib import Path
 import torch
 
 from forebay.engine.models.parts import GateFailed, Step
-from forebay.engine.runtime.batch_layout import BatchLayout
+from forebay.engine.runtime.batch_layout import BatchLayout, LaidOut
 from forebay.engine.runtime.checkpoint import Progress
 from forebay.engine.runtime.comm import Comm
+from forebay.engine.runtime.decode import DecodePrograms, recorder_of
 from forebay.engine.runtime.device_pool import DevicePool
 from forebay.engine.runtime.kernels.interface import KernelBackend
 from forebay.engine.runtime.loader import LoadedModel, inspect, load
-from forebay.engine.runtime.sampling import sample
-from forebay.engine.runtime.step import LayerGate, SampledToken, StepBatch, StepResult
+from forebay.engine.runtime.sampling import all_greedy, sample
+from forebay.engine.runtime.step import LayerGate, SampledToken, SeqStep, StepBatch, StepResult
 from forebay.errors import UsageError
 
 __all__ = ["ModelRunner", "make_runner"]
@@ -52,44 +53,80 @@ class ModelRunner:
         self._comm = loaded.comm
         self._workspace = loaded.workspace
         self._layout = BatchLayout(len(self.spec.groups), page_size, self.context_length, max_seqs)
+        recorder = recorder_of(loaded.backend) if loaded.comm.size == 1 and loaded.model.replayable else None
+        self._programs = None if recorder is None else DecodePrograms(recorder, self._generation)
+
+        self._argmax: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+        if loaded.comm.rank == 0:
+            self._argmax = getattr(loaded.backend, "argmax", None)
+        self._ids = self._workspace.register("ids", (), torch.int64)
+
+    def _generation(self) -> tuple[int, int]:
+        return self._workspace.generation, self._layout.generation
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step to its end; see ``step.Runner``."""
         began = time.perf_counter()
         laid = self._layout.lay_out(batch.seqs)
-        samples = len(laid.sampling)
         failed: set[int] = set()
-        step = Step(
-            tokens=laid.tokens,
-            batches=laid.batches,
-            views=self._workspace.views(laid.rows),
-            sample_rows=None if samples == laid.rows else laid.sample_rows,
-            num_samples=samples,
-            wait=self._waiter(batch.gates, failed) if batch.gates else None,
-        )
-        try:
-            logits = self._model.forward(step, self._workspace.views(samples))
-        except GateFailed:
-            logits = None
+        step = self._step(laid, self._waiter(batch.gates, failed) if batch.gates else None)
+        seqs = [batch.seqs[i] for i in laid.sampling]
+        chosen = self._forward(step, laid, len(batch.seqs), all_greedy(seqs))
         if batch.gates and self._comm.size > 1:
             failed = self._agree(failed, len(batch.gates))
         tokens: list[SampledToken | None] = [None] * len(batch.seqs)
-        if logits is not None and not failed and self._comm.rank == 0:
-            sampled = sample(logits.numpy(), [batch.seqs[i] for i in laid.sampling])
-            for index, token in zip(laid.sampling, sampled):
+        if chosen is not None and not failed and self._comm.rank == 0:
+            for index, token in zip(laid.sampling, self._sample(chosen, seqs)):
                 tokens[index] = token
         return StepResult(tokens, tuple(sorted(failed)), time.perf_counter() - began)
+
+    def _forward(self, step: Step, laid: LaidOut, seqs: int, greedy: bool) -> torch.Tensor | None:
+        """Run the model: logits (S, vocabulary), or, where the back end can take the largest itself, token ids (S,).
+
+        A plain decode step (a row a sequence, all sampling) runs from its recorded program, where there is one.
+        """
+        views = self._workspace.views(step.num_samples)
+        argmax = self._argmax if greedy else None
+
+        def forward() -> torch.Tensor | None:
+            logits = self._model.forward(step, views)
+            if logits is None or argmax is None:
+                return logits
+            ids = views[self._ids]
+            argmax(logits, ids)
+            return ids
+
+        if self._programs is not None and step.wait is None and laid.rows == seqs == step.num_samples:
+            chosen: torch.Tensor = self._programs.run((seqs, greedy), forward)
+            return chosen
+        try:
+            return forward()
+        except GateFailed:
+            return None
+
+    def _sample(self, chosen: torch.Tensor, seqs: list[SeqStep]) -> list[SampledToken]:
+        if chosen.dim() == 1:
+            return [SampledToken(token) for token in chosen.tolist()]
+        return sample(chosen.numpy(), seqs)
 
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """The sampling rows' logits (S, vocabulary), fp32, without sampling (tests and measurements)."""
         with torch.inference_mode():
             laid = self._layout.lay_out(batch.seqs)
-            samples = len(laid.sampling)
-            rows = None if samples == laid.rows else laid.sample_rows
-            step = Step(laid.tokens, laid.batches, self._workspace.views(laid.rows), rows, samples)
-            logits = self._model.forward(step, self._workspace.views(samples))
+            logits = self._forward(self._step(laid), laid, len(batch.seqs), False)
             return torch.empty(0) if logits is None else logits.clone()
+
+    def _step(self, laid: LaidOut, wait: Callable[[int], None] | None = None) -> Step:
+        samples = len(laid.sampling)
+        return Step(
+            tokens=laid.tokens,
+            batches=laid.batches,
+            views=self._workspace.views(laid.rows),
+            sample_rows=None if samples == laid.rows else laid.sample_rows,
+            num_samples=samples,
+            wait=wait,
+        )
 
     def _waiter(self, gates: list[LayerGate], failed: set[int]) -> Callable[[int], None]:
         """What the model calls before a layer touches KV.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from forebay.engine.runtime.step import SampledToken, SamplingParams, SeqStep
 
-__all__ = ["sample", "uniform"]
+__all__ = ["all_greedy", "sample", "uniform"]
 
 Floats = npt.NDArray[np.float32]
 _MASK = (1 << 64) - 1
@@ -32,10 +32,14 @@ def sample(logits: Floats, seqs: list[SeqStep]) -> list[SampledToken]:
         logits: fp32, row i for ``seqs[i]``.
         seqs: the sequences, whose ``start + len(tokens)`` is the position of the sampled token.
     """
-    params = [seq.sampling for seq in seqs]
-    if all(_is_plain_greedy(p) for p in params):
+    if all_greedy(seqs):
         return [SampledToken(token) for token in logits.argmax(axis=1).tolist()]
     return [_sample_row(row, seq) for row, seq in zip(logits, seqs)]
+
+
+def all_greedy(seqs: list[SeqStep]) -> bool:
+    """Whether every sequence just takes its most likely token."""
+    return all(_is_plain_greedy(seq.sampling) for seq in seqs)
 
 
 def uniform(seed: int, position: int) -> float:

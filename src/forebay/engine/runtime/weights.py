@@ -81,7 +81,7 @@ class Weights:
         """Bytes of this rank's weights so far, as packed."""
         self._progress = progress
         ours = (self._body, f"{self._head}lm_head.")
-        self._total = sum(e.nbytes for name, e in checkpoint.entries.items() if name.startswith(ours))
+        self.total_bytes = sum(e.nbytes for name, e in checkpoint.entries.items() if name.startswith(ours))
         self._done = 0
         self._counted: set[str] = set()
 
@@ -104,7 +104,7 @@ class Weights:
             self._counted.add(full)
             self._done += self.checkpoint[full].nbytes
             if self._progress is not None:
-                self._progress(self._done, self._total)
+                self._progress(self._done, self.total_bytes)
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -34,6 +34,8 @@ class Workspace:
         self._constants: dict[str, Callable[[int], torch.Tensor]] = {}
         self._memory: dict[str, torch.Tensor] = {}
         self._views: dict[int, Views] = {}
+        self.generation = 0
+        """Goes up whenever a tensor moves: addresses noted before are void."""
 
     def register(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, factor: int = 1) -> str:
         """Declare a scratch tensor; blocks that agree on name, shape and dtype share it. Returns the key to use."""
@@ -73,6 +75,7 @@ class Workspace:
         memory = self._memory.get(key)
         if memory is None or memory.numel() < count:
             memory = self._memory[key] = torch.empty(count, dtype=buffer.dtype)
+            self.generation += 1
             for other in self._views.values():
                 other.forget(key)  # views of the smaller memory would keep it alive
         return memory[:count].view(views.rows * buffer.factor, *buffer.shape)
