@@ -107,6 +107,7 @@ def test_another_model_or_sampling_is_refused_unless_asked_for(null_server: Null
     rows = _rows(tmp_path / "rows.jsonl", [{"prompt": "a"}])
     output = tmp_path / "out.jsonl"
     assert _generate(rows, output, null_server.url)[0] == 0
+    assert _generate(rows, output, null_server.url, "--temperature", "0.5")[0] == 3  # even with nothing left to ask
     _rows(rows, [{"prompt": "a"}, {"prompt": "b"}])
     code, _, err = _generate(rows, output, null_server.url, "--temperature", "0.5")
     assert (code, "sampling.temperature was 0.0, is 0.5" in err, "--allow-change" in err) == (3, True, True)

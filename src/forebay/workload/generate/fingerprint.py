@@ -12,7 +12,7 @@ from forebay.errors import RefusedError
 from forebay.workload.generate.settings import GenerateSettings
 from forebay.workload.target import ServerIdentity
 
-__all__ = ["check_fingerprint", "fingerprint_of", "write_atomically"]
+__all__ = ["check_asked", "check_fingerprint", "fingerprint_of", "write_atomically"]
 
 
 def fingerprint_of(settings: GenerateSettings, server: ServerIdentity) -> dict[str, Any]:
@@ -61,6 +61,20 @@ def check_fingerprint(path: Path, now: Mapping[str, Any], *, allow_change: bool)
     record = {"schema": 1, "fingerprint": now, "changes": [*stored["changes"], changes]}
     write_atomically(path, json.dumps(record, indent=1).encode())
     return changes
+
+
+def check_asked(path: Path, settings: GenerateSettings) -> None:
+    """Compare what is known without asking a server: sampling and gates. Nothing is stored.
+
+    Raises:
+        RefusedError: they changed, and that was not asked for.
+    """
+    if settings.allow_change or not path.exists():
+        return
+    stored = json.loads(path.read_text(encoding="utf-8"))["fingerprint"]
+    asked = fingerprint_of(settings, ServerIdentity("", ""))
+    now = {**stored, "sampling": asked["sampling"], "gates": asked["gates"]}
+    check_fingerprint(path, now, allow_change=False)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 from forebay.errors import ForebayError, RefusedError
 from forebay.workload.client import Client
 from forebay.workload.generate.dispatch import Dispatch
-from forebay.workload.generate.fingerprint import check_fingerprint, fingerprint_of
+from forebay.workload.generate.fingerprint import check_asked, check_fingerprint, fingerprint_of
 from forebay.workload.generate.index import Counts, Index, build_index
 from forebay.workload.generate.journal import Journal
 from forebay.workload.generate.lanes import Fleet, Lane
@@ -61,6 +61,7 @@ def run_job(settings: GenerateSettings, shows: Shows) -> Outcome:
     folder = settings.work_folder
     folder.mkdir(parents=True, exist_ok=True)
     with _only_writer(folder):
+        check_asked(folder / "run.json", settings)
         journal = Journal(folder / "journal.log")
         try:
             return _run(settings, source, journal, shows)
@@ -104,7 +105,7 @@ def _say_what_was_found(progress: Progress, journal: Journal, before: Counts) ->
         progress.event("journal_repaired", torn_bytes=repair.torn_bytes, damaged_lines=repair.damaged_lines)
     if before.orphans:
         progress.event("rows_gone_from_input", rows=before.orphans)
-    if before.pending < before.input:
+    if journal.end:
         progress.event("continuing", rows=before.input, finished=before.input - before.pending)
 
 
