@@ -53,7 +53,7 @@ def plan_vllm(request: PlanRequest) -> Plan:
     tp, ranks = request.tp, request.tp * request.pp * request.dp
     check_heads(sheet, geometry, tp)
     check_window(sheet, geometry, request.context)
-    on_cpu = "VLLM_CPU_KVCACHE_SPACE" in request.env
+    on_cpu = "VLLM_CPU_KVCACHE_SPACE" in request.env or request.env.get("VLLM_TARGET_DEVICE") == "cpu"
     block = int(flags.get("block_size", _CPU_BLOCK if on_cpu else _GPU_BLOCK))
     length = request.context or geometry.max_context
     shape = _Shape(block, length, _batched_tokens(request, on_cpu), on_cpu)
@@ -122,17 +122,20 @@ def _device(
     sheet: Sheet, request: PlanRequest, found: list[Group], weights: Weights, shape: _Shape
 ) -> tuple[DevicePlan, Pool | None]:
     explicit = request.flags.get("kv_cache_memory_bytes")
-    if shape.on_cpu:
+    if "VLLM_CPU_KVCACHE_SPACE" in request.env:
         explicit = int(float(request.env["VLLM_CPU_KVCACHE_SPACE"]) * GIB)  # the variable wins over the flag
     room = None if shape.on_cpu else gpu_room(sheet, request, request.tp * request.pp * request.dp)
     if explicit:
-        note = "VLLM_CPU_KVCACHE_SPACE, GiB a rank" if shape.on_cpu else "--kv-cache-memory-bytes, per GPU"
+        by_variable = "VLLM_CPU_KVCACHE_SPACE" in request.env
+        note = "VLLM_CPU_KVCACHE_SPACE, GiB a rank" if by_variable else "--kv-cache-memory-bytes, per rank"
         sheet.put("device.kv_bytes", "device KV bytes", int(explicit), "bytes", How.GIVEN, note)
         if shape.on_cpu and int(explicit) > request.host.available_bytes:
             sheet.refuse(
                 Cause.HOST_POOL_TOO_BIG,
                 f"a KV cache of {gb(explicit)} per rank on the CPU against {gb(request.host.available_bytes)} available",
-                f"VLLM_CPU_KVCACHE_SPACE={max(1, request.host.available_bytes // GIB // 2)}",
+                f"VLLM_CPU_KVCACHE_SPACE={max(1, request.host.available_bytes // GIB // 2)}"
+                if by_variable
+                else f"--kv-cache-memory-bytes {request.host.available_bytes // 2}",
             )
         made = _pool(sheet, request, found, int(explicit), shape)
         total, free = (room.total_bytes, room.free_bytes) if room else (None, None)
