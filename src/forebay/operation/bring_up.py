@@ -165,7 +165,7 @@ class BringUp:
         plan = make_plan(
             PlanOptions(
                 local_model(options.model, name), name, installation.version, tp=options.tp, context=options.context,
-                host_cache_bytes=options.host_cache, server_flags=server.flags(self._request(())), env=pool_variables(),
+                host_cache_bytes=options.host_cache, server_flags=server.flags(self._request(())), env={**pool_variables(), **server.planning_env(installation)},
                 device_cache_bytes=options.device_cache if name == "embedded" else None,
             ),
             self._machine,

@@ -212,6 +212,9 @@ class Server(Protocol):
             gpus: accelerators of this machine; 0 starts on the CPU.
         """
 
+    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+        """Variables that tell the planner what this installation is; they stay in the command's environment."""
+
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
         """The role of each process of the tree under ``front`` (orphans of it included)."""
 

@@ -67,6 +67,10 @@ class Embedded:
         rest = words[words.index("serve") + 1 :] if "serve" in words else list(flags_of(argv))
         return Launch((*_head(installation), *rest), dict(env))
 
+    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+        """None: its flags say it all."""
+        return {}
+
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
         """See ``Server.roles``. One worker process a rank, rank 0 with the scheduler."""
         return tree_roles(processes, front, {"forebay.engine.runtime.worker": Role.ENGINE}, every_python=Role.WORKER)

@@ -121,6 +121,10 @@ class SGLang:
         launcher = str(installation.recipe / "launch.py")
         return Launch((str(installation.python), launcher, *flags), env, tuple(added))
 
+    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+        """None: its flags say it all."""
+        return {}
+
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
         """See ``Server.roles``. Schedulers hold weights and pools; the detokenizer is as essential."""
         return tree_roles(processes, front, _TITLES, every_python=Role.WORKER)

@@ -46,6 +46,10 @@ class UnknownServer:
         """Never, as ``flags``."""
         raise UsageError("an unknown server cannot be started", fix="name one with --server")
 
+    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+        """None."""
+        return {}
+
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
         """The listener is the front; nothing is known of the others."""
         return tree_roles(processes, front, {})

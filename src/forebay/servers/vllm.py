@@ -94,6 +94,10 @@ class VLLM:
         head = (str(installation.python), "-m", "vllm.entrypoints.openai.api_server")
         return Launch((*head, *flags), {**variables, **env}, tuple(added))
 
+    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+        """The CPU wheel keeps its KV pool in host memory."""
+        return {"VLLM_TARGET_DEVICE": "cpu"} if _is_cpu(installation) else {}
+
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
         """See ``Server.roles``. Even with one rank on a CPU there is a worker process."""
         return tree_roles(processes, front, _TITLES, every_python=Role.WORKER)
