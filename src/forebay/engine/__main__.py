@@ -7,6 +7,7 @@ imports torch.
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any, get_args
 
 import click
@@ -25,6 +26,7 @@ from forebay.sizes import parse_size
 
 __all__ = ["command", "main"]
 
+_STARTED_AT = time.time()
 _CACHE, _SCHEDULER, _PROCESS, _HTTP = CacheConfig(), SchedulerConfig(), ProcessConfig(), HttpConfig()
 
 
@@ -192,7 +194,7 @@ def _serve(config: EngineConfig, memory_bytes: int | None, shm_bytes: int | None
         workers.spawn(0)
         from forebay.engine.api.server import run_server
 
-        return run_server(config, listener, link, workers, endpoints, log)
+        return run_server(config, listener, link, workers, endpoints, log, _STARTED_AT)
     finally:
         endpoints.remove()
 

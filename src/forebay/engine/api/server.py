@@ -62,6 +62,7 @@ class FrontServer:
         workers: rank 0 is running already.
         endpoints: the sockets' folder.
         log: events.
+        started_at: when the process began, seconds since the epoch.
     """
 
     def __init__(
@@ -72,13 +73,14 @@ class FrontServer:
         workers: WorkerGroup,
         endpoints: Endpoints,
         log: EventLog,
+        started_at: float,
     ) -> None:
         self._config = config
         self._listener = listener
         self._workers = workers
         self._endpoints = endpoints
         self._log = log
-        self._state = ServerState()
+        self._state = ServerState(started_at)
         self._link = link
         self._service = Service(config, self._state, self._link)
         self._ready_ranks: set[int] = set()
@@ -176,7 +178,7 @@ class FrontServer:
         if message.rank == 0:
             self._state.reach(message.stage, message.progress)
         progress = None if message.progress is None else round(message.progress, 3)
-        self._log.info("stage", rank=message.rank, name=message.stage, progress=progress)
+        self._log.info("stage", rank=message.rank, name=message.stage, progress=progress, doing=message.doing)
 
     def _on_resolved(self, folder: str) -> None:
         for rank in range(1, self._config.process.tp):
@@ -296,6 +298,7 @@ def run_server(
     workers: WorkerGroup,
     endpoints: Endpoints,
     log: EventLog,
+    started_at: float,
 ) -> int:
     """Serve on ``listener`` until a signal or a failure; returns the exit code.
 
@@ -305,7 +308,7 @@ def run_server(
     bridge_logging(log)
 
     async def serve() -> int:
-        return await FrontServer(config, listener, link, workers, endpoints, log).run()
+        return await FrontServer(config, listener, link, workers, endpoints, log, started_at).run()
 
     exit_code: int = uvloop.run(serve())
     return exit_code

@@ -19,17 +19,17 @@ class Phase(StrEnum):
 
 
 class ServerState:
-    """Phase, start-up stage and progress.
+    """Phase, start-up stage and progress; ``started_at`` is when the process began (seconds since the epoch).
 
     Nothing a 503 says may contain the letters o and k in a row, because people wait with
     ``curl -s .../health | grep -q ok``: what goes into those bodies comes from the fixed words here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, started_at: float | None = None) -> None:
         self.phase = Phase.STARTING
         self.stage = "launched"
         self.progress: float | None = None
-        self.started_at = time.time()
+        self.started_at = time.time() if started_at is None else started_at
         self.history: list[tuple[str, float]] = [("launched", self.started_at)]
         """Every stage with when it began (seconds since the epoch)."""
 

@@ -107,11 +107,12 @@ class Hello(_Wire, frozen=True):
 
 
 class StageReport(_Wire, frozen=True):
-    """Start-up has reached ``stage``; ``progress`` 0..1 where it is known."""
+    """Start-up has reached ``stage``; ``progress`` 0..1 where it is known, ``doing`` in words where that helps."""
 
     rank: int
     stage: str
     progress: float | None = None
+    doing: str | None = None
 
 
 class Resolved(_Wire, frozen=True):

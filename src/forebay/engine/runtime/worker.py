@@ -72,19 +72,20 @@ class _Worker:
         self.outbox = Outbox(self.context, start.endpoints.to_front)
         self.inbox: Inbox[FrontMessage] = Inbox(self.context, start.endpoints.to_rank0, FrontMessage)
         self.steps_done = 0
-        self._last_report = ("", -1.0)
+        self._last_report: tuple[str, str | None, float] = ("", None, -1.0)
         self._ending = threading.Event()
         threading.Thread(target=self._watch_front, name="front watcher", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self.outbox.send(Hello(start.rank, os.getpid()))
 
-    def report(self, stage: str, progress: float | None = None) -> None:
+    def report(self, stage: str, progress: float | None = None, doing: str | None = None) -> None:
         """Tell the front where start-up is; at most every 10 % of one stage."""
-        last_stage, last = self._last_report
-        if stage == last_stage and progress is not None and 0 < progress - last < 0.1 and progress < 1.0:
+        last_stage, last_doing, last = self._last_report
+        is_same = (stage, doing) == (last_stage, last_doing)
+        if is_same and progress is not None and 0 <= progress - last < 0.1 and (progress < 1.0 or last == 1.0):
             return
-        self._last_report = (stage, -1.0 if progress is None else progress)
-        self.outbox.send(StageReport(self.start.rank, stage, progress))
+        self._last_report = (stage, doing, -1.0 if progress is None else progress)
+        self.outbox.send(StageReport(self.start.rank, stage, progress, doing))
 
     def run(self) -> None:
         """Resolve, load, serve until told to stop."""
@@ -92,7 +93,7 @@ class _Worker:
 
         folder = self.start.folder
         if folder is None:
-            folder = str(resolve_model(self.start.model.model, lambda what, done: self.report("loading", done)))
+            folder = str(resolve_model(self.start.model.model, lambda doing, done: self.report("loading", done, doing)))
             self.outbox.send(Resolved(folder))
         self.report("loading", 0.0)
         from forebay.engine.runtime.build import build_engine  # torch comes with it
