@@ -80,23 +80,28 @@ class Attention:
         self.k_pool, self.v_pool = pools
         self.cos, self.sin = rope
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """x (M, H), normed -> (M, H) in scratch."""
-        views, backend, batch, shape = step.views, self._backend, step.batches[self.group], self.shape
-        q, k, attended = views[self._q], views[self._k], views[self._attended]
+    def write(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Write the rows' keys and values; returns their queries (M, heads, head_dim), rotated, in scratch."""
+        views, backend, batch = step.views, self._backend, step.batches[self.group]
+        q, k = views[self._q], views[self._k]
         backend.linear(x, self.qkv, views[self._qkv])
         norm = self.norm
         if norm is not None:
             backend.rms_norm(q, norm.q, norm.eps, q, gemma=norm.gemma)
             backend.rms_norm(k, norm.k, norm.eps, k, gemma=norm.gemma)
         backend.rope_store(q, k, views[self._v], self.cos, self.sin, batch, self.k_pool, self.v_pool)
-        backend.attention(
+        return q
+
+    def read(self, q: torch.Tensor, step: Step) -> torch.Tensor:
+        """Attend, and project: (M, H) in scratch."""
+        views, shape = step.views, self.shape
+        self._backend.attention(
             q,
             self.k_pool,
             self.v_pool,
-            batch,
+            step.batches[self.group],
             shape.scale,
-            attended,
+            views[self._attended],
             window=shape.window,
             softcap=shape.softcap,
         )

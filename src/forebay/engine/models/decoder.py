@@ -10,7 +10,6 @@ import torch
 from forebay.engine.models.parts import Build, Embedding, Head, Step
 from forebay.engine.runtime.device_pool import DevicePool
 from forebay.engine.runtime.rotary import RopeSettings, rope_tables
-from forebay.engine.runtime.workspace import Views
 from forebay.planning.kv_spec import LayerGroup
 
 __all__ = ["Block", "Decoder", "Layer", "Model"]
@@ -19,13 +18,17 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 
 class Block(Protocol):
-    """An attention block: bound to its pools once, called each step."""
+    """An attention block: bound to its pools once; each step it writes KV, and then reads it."""
 
     group: int
 
     def bind(self, pools: Sequence[torch.Tensor], rope: Rope) -> None: ...
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor: ...
+    def write(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """From normed rows (M, H): KV into the pools, and the rows' queries (M, heads, ...)."""
+
+    def read(self, query: torch.Tensor, step: Step) -> torch.Tensor:
+        """What the queries find, projected: (M, H) in scratch."""
 
 
 class Model(Protocol):
@@ -39,7 +42,7 @@ class Model(Protocol):
     def bind(self, pool: DevicePool, max_positions: int) -> None:
         """Take the pool, and make the rotary tables for positions below ``max_positions``."""
 
-    def forward(self, step: Step, sample_views: Views) -> torch.Tensor | None:
+    def forward(self, step: Step) -> torch.Tensor | None:
         """Logits (S, vocabulary) on rank 0, in scratch; None where nothing samples."""
 
 
@@ -60,7 +63,7 @@ class Layer:
 
 
 class Decoder:
-    """Embedding, layers, norm, head. Rows that do not sample leave after the last layer's attention has their KV.
+    """Embedding, layers, norm, head. Rows that do not sample leave when the last layer has written their KV.
 
     Args:
         build: the context.
@@ -95,7 +98,6 @@ class Decoder:
         ws = build.workspace
         self._x = ws.register("x", (hidden,), build.dtype)
         self._residual = ws.register("residual", (hidden,), build.dtype)
-        self._picked = ws.register("picked", (hidden,), build.dtype)
 
     def bind(self, pool: DevicePool, max_positions: int) -> None:
         tables = [rope_tables(rope, max_positions, self._rope_dtype) for rope in self.rope]
@@ -103,7 +105,7 @@ class Decoder:
             for layer, pools in zip(group.layers, pool.tensors[index]):
                 self.layers[layer].attention.bind(pools, tables[index])
 
-    def forward(self, step: Step, sample_views: Views) -> torch.Tensor | None:
+    def forward(self, step: Step) -> torch.Tensor | None:
         views, backend, eps, wait = step.views, self._backend, self.eps, step.wait
         x, residual = views[self._x], views[self._residual]
         self.embedding(step.tokens, residual, views)
@@ -112,22 +114,18 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             if wait is not None:
                 wait(index)
-            hidden = layer.attention(x, step)
+            query = layer.attention.write(x, step)
+            if index == last and step.last_rows is not None:
+                # The other rows have written their KV, and nothing else of theirs is wanted.
+                if step.final is None:
+                    return None
+                query = query.index_select(0, step.last_rows)
+                residual = residual.index_select(0, step.last_rows)
+                step = step.final
+                x = step.views[self._x]
+            hidden = layer.attention.read(query, step)
             backend.add_rms_norm(hidden, residual, layer.post_norm, eps, x)
             hidden = layer.mlp(x, step)
-            if index < last:
-                backend.add_rms_norm(hidden, residual, self.layers[index + 1].input_norm, eps, x)
-        return self._logits(hidden, residual, step, sample_views)
-
-    def _logits(
-        self, hidden: torch.Tensor, residual: torch.Tensor, step: Step, sample_views: Views
-    ) -> torch.Tensor | None:
-        if step.num_samples == 0:
-            return None
-        x = sample_views[self._x]
-        if step.sample_rows is not None:
-            # ``picked`` and the residual's own scratch at S rows: index_select may not write what it reads.
-            hidden = hidden.index_select(0, step.sample_rows)
-            residual = torch.index_select(residual, 0, step.sample_rows, out=sample_views[self._picked])
-        self._backend.add_rms_norm(hidden, residual, self.final_norm, self.eps, x)
-        return self.head(x, sample_views)
+            norm = self.layers[index + 1].input_norm if index < last else self.final_norm
+            backend.add_rms_norm(hidden, residual, norm, eps, x)
+        return self.head(x, step.views)

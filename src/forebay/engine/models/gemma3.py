@@ -14,7 +14,6 @@ from forebay.engine.models.mlp import GatedMLP
 from forebay.engine.models.parts import Build, Embedding, Head, Step
 from forebay.engine.runtime.device_pool import DevicePool
 from forebay.engine.runtime.rotary import RopeSettings, rope_settings, rope_tables
-from forebay.engine.runtime.workspace import Views
 from forebay.errors import UsageError
 
 __all__ = ["Gemma3Config", "Gemma3Decoder", "read_gemma3_config"]
@@ -105,7 +104,7 @@ class Gemma3Decoder:
             for layer, pools in zip(group.layers, pool.tensors[index]):
                 self.layers[layer].attention.bind(pools, tables[index])
 
-    def forward(self, step: Step, sample_views: Views) -> torch.Tensor | None:
+    def forward(self, step: Step) -> torch.Tensor | None:
         """See ``decoder.Model.forward``."""
         views, wait = step.views, step.wait
         x, residual = views[self._x], views[self._residual]
@@ -114,16 +113,17 @@ class Gemma3Decoder:
             if wait is not None:
                 wait(index)
             self._norm(residual, layer.norms[0], x)
-            self._add(layer.attention(x, step), layer.norms[1], x, residual)
+            self._add(layer.attention.read(layer.attention.write(x, step), step), layer.norms[1], x, residual)
             self._norm(residual, layer.norms[2], x)
             self._add(layer.mlp(x, step), layer.norms[3], x, residual)
-        if step.num_samples == 0:
-            return None
-        if step.sample_rows is not None:
-            residual = residual.index_select(0, step.sample_rows)
-            x = sample_views[self._x]
+        if step.last_rows is not None:
+            if step.final is None:
+                return None
+            residual = residual.index_select(0, step.last_rows)
+            step = step.final
+            x = step.views[self._x]
         self._norm(residual, self.final_norm, x)
-        logits = self.head(x, sample_views)
+        logits = self.head(x, step.views)
         cap = self._config.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -115,15 +115,18 @@ class LatentAttention:
         self.pool = pools[0]
         self.cos, self.sin = rope
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """x (M, H), normed -> (M, H) in scratch."""
-        views, backend, shape, batch = step.views, self._backend, self.shape, step.batches[self.group]
+    def write(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Write the rows' latents; returns their queries in the latent space (M, heads, kv_rank + rope), in scratch."""
         if step.rope is None:  # the same for every layer
-            positions = batch.positions.long()
+            positions = step.batches[self.group].positions.long()
             step.rope = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         cos, sin = step.rope
         self._store(x, step, cos, sin)
-        query = self._queries(x, step, cos, sin)
+        return self._queries(x, step, cos, sin)
+
+    def read(self, query: torch.Tensor, step: Step) -> torch.Tensor:
+        """Attend, and project: (M, H) in scratch."""
+        views, backend, shape, batch = step.views, self._backend, self.shape, step.batches[self.group]
         attended = views[self._attended]
         backend.latent_attention(query, self.pool, batch, shape.scale, shape.kv_rank, attended)
         values = views[self._values]

@@ -33,7 +33,6 @@ class GatedMLP:
         name: the module's name, such as ``model.layers.0.mlp``.
         intermediate: over all ranks.
         activation: as in the config.
-        reduce: sum over the ranks here; False: ``partial`` hands out this rank's part (inside a mixture of experts).
     """
 
     def __init__(self, build: Build, name: str, intermediate: int, activation: str = "silu") -> None:
@@ -45,10 +44,9 @@ class GatedMLP:
         self.down = RowLinear(
             build, build.weights.linear([LinearPart(f"{name}.down_proj")], cols=span, bias=comm.rank == 0)
         )
-        self._linear = build.backend.linear
-        self._act = getattr(build.backend, activation_of(activation))
+        self._gated_linear = build.backend.gated_linear
+        self._gelu = activation_of(activation) == "gelu_tanh_mul"
         width = span[1] - span[0]
-        self._gate_up = ws.register("gate_up", (2 * width,), build.dtype)
         self._mid = ws.register("mid", (width,), build.dtype)
         self._hidden = ws.register("hidden", (self.down.linear.out_features,), build.dtype)
 
@@ -61,7 +59,6 @@ class GatedMLP:
 
     def activated(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """This rank's columns of act(gate(x)) * up(x), the input of ``down``."""
-        gate_up, mid = step.views[self._gate_up], step.views[self._mid]
-        self._linear(x, self.gate_up, gate_up)
-        self._act(gate_up, mid)
+        mid = step.views[self._mid]
+        self._gated_linear(x, self.gate_up, mid, gelu=self._gelu)
         return mid

@@ -45,16 +45,16 @@ class Step:
         tokens: int32 (M,).
         batches: for each layer group, where queries and keys are.
         views: scratch at M rows.
-        sample_rows: int64 (S,), the rows whose logits are wanted; None: all M.
-        num_samples: S.
+        last_rows: int64 (S,), the rows whose logits are wanted, each its sequence's last; None: all M.
+        final: those rows as a step of their own, whose queries read what all rows have written; None: there are none.
         wait: called with a layer's number just before the layer reads or writes KV; None: nothing is arriving.
     """
 
     tokens: torch.Tensor
     batches: list[AttentionBatch]
     views: Views
-    sample_rows: torch.Tensor | None
-    num_samples: int
+    last_rows: torch.Tensor | None = None
+    final: Step | None = None
     wait: Callable[[int], None] | None = None
     rope: tuple[torch.Tensor, torch.Tensor] | None = None
     """This step's rows of the rotary tables, where the first layer that needs them leaves them for the others."""

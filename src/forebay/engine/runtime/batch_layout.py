@@ -5,7 +5,7 @@ The arrays are allocated once and filled in numpy; the tensors handed out are vi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,13 +18,23 @@ __all__ = ["BatchLayout", "LaidOut"]
 
 @dataclass(slots=True)
 class LaidOut:
-    """One step's arrays; ``sampling`` are the indices of the sequences that sample, ``sample_rows`` their last rows."""
+    """One step's arrays.
+
+    Args:
+        rows: M.
+        tokens, batches: of all rows.
+        sampling: the indices of the sequences that sample.
+        last_rows: int64, their last rows; None where these are all the rows.
+        final_tokens, final_batches: the last rows alone, as a step that reads what all rows have written.
+    """
 
     rows: int
     tokens: torch.Tensor
     batches: list[AttentionBatch]
     sampling: list[int]
-    sample_rows: torch.Tensor
+    last_rows: torch.Tensor | None = None
+    final_tokens: torch.Tensor | None = None
+    final_batches: list[AttentionBatch] = field(default_factory=list)
 
 
 class BatchLayout:
@@ -97,8 +107,24 @@ class BatchLayout:
                 sample_rows.append(end - 1)
         self._fill_slots(count, rows)
         batches = [self._batch(group, count, rows) for group in range(self._groups)]
-        return LaidOut(
-            rows, self._tokens_tensor[:rows], batches, sampling, torch.tensor(sample_rows, dtype=torch.int64)
+        laid = LaidOut(rows, self._tokens_tensor[:rows], batches, sampling)
+        if len(sampling) < rows:
+            laid.last_rows = torch.tensor(sample_rows, dtype=torch.int64)
+            if sampling:
+                laid.final_tokens = laid.tokens[laid.last_rows]
+                laid.final_batches = [self._final(batch, laid.last_rows, sampling) for batch in batches]
+        return laid
+
+    def _final(self, batch: AttentionBatch, rows: torch.Tensor, sampling: list[int]) -> AttentionBatch:
+        """The last rows of the sequences that sample, one a sequence."""
+        all_of_them = len(sampling) == len(batch.context_len)
+        return AttentionBatch(
+            page_table=batch.page_table if all_of_them else batch.page_table[sampling],
+            query_start=torch.arange(len(sampling) + 1, dtype=torch.int32),
+            context_len=batch.context_len if all_of_them else batch.context_len[sampling],
+            slots=batch.slots[rows],
+            positions=batch.positions[rows],
+            page_size=batch.page_size,
         )
 
     def _fill_slots(self, count: int, rows: int) -> None:

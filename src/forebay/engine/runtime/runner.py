@@ -86,18 +86,17 @@ class ModelRunner:
 
         A plain decode step (a row a sequence, all sampling) runs from its recorded program, where there is one.
         """
-        views = self._workspace.views(step.num_samples)
         argmax = self._argmax if greedy else None
 
         def forward() -> torch.Tensor | None:
-            logits = self._model.forward(step, views)
+            logits = self._model.forward(step)
             if logits is None or argmax is None:
                 return logits
-            ids = views[self._ids]
+            ids = self._workspace.views(len(logits))[self._ids]
             argmax(logits, ids)
             return ids
 
-        if self._programs is not None and step.wait is None and laid.rows == seqs == step.num_samples:
+        if self._programs is not None and step.wait is None and laid.rows == seqs and laid.last_rows is None:
             chosen: torch.Tensor = self._programs.run((seqs, greedy), forward)
             return chosen
         try:
@@ -118,15 +117,10 @@ class ModelRunner:
             return torch.empty(0) if logits is None else logits.clone()
 
     def _step(self, laid: LaidOut, wait: Callable[[int], None] | None = None) -> Step:
-        samples = len(laid.sampling)
-        return Step(
-            tokens=laid.tokens,
-            batches=laid.batches,
-            views=self._workspace.views(laid.rows),
-            sample_rows=None if samples == laid.rows else laid.sample_rows,
-            num_samples=samples,
-            wait=wait,
-        )
+        final = None
+        if laid.final_tokens is not None:
+            final = Step(laid.final_tokens, laid.final_batches, self._workspace.views(len(laid.sampling)))
+        return Step(laid.tokens, laid.batches, self._workspace.views(laid.rows), laid.last_rows, final, wait)
 
     def _waiter(self, gates: list[LayerGate], failed: set[int]) -> Callable[[int], None]:
         """What the model calls before a layer touches KV.

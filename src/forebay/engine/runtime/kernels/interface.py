@@ -67,6 +67,10 @@ class KernelBackend(Protocol):
     def linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor) -> None:
         """out (M, N) = x (M, K) @ weight.T + bias. ``out`` is the model's dtype, or fp32 (logits)."""
 
+    def gated_linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor, *, gelu: bool = False) -> None:
+        """out (M, N / 2) = act(gate) * up, where [gate | up] = x @ weight.T + bias: ``linear`` and then ``silu_mul`` (or
+        ``gelu_tanh_mul``), to the bit."""
+
     def grouped_linear(
         self,
         x: torch.Tensor,

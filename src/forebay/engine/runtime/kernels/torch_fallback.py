@@ -85,6 +85,11 @@ class TorchBackend:
         else:
             out.copy_(F.linear(x, dense, weight.bias))
 
+    def gated_linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor, *, gelu: bool = False) -> None:
+        both = x.new_empty(x.shape[0], weight.out_features)
+        self.linear(x, weight, both)
+        (self.gelu_tanh_mul if gelu else self.silu_mul)(both, out)
+
     def grouped_linear(
         self,
         x: torch.Tensor,
