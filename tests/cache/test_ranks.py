@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 from cache_world import FULL, LATENT, FakeDevice, disk_config, tokens
 
-from forebay.engine.cache.actions import Backup, Done, Load
+from forebay.engine.cache.actions import Backup, Done, Load, Piece
 from forebay.engine.cache.build import build_cache, follow_cache
 from forebay.engine.cache.config import CacheConfig
+from forebay.engine.cache.copier import CpuCopier, native_copy_runs
+from forebay.engine.cache.host_region import HostRegion
 from forebay.engine.cache.interface import CachedTokens, Tier
+from forebay.engine.cache.layout import group_layouts
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.prefix_cache import PrefixCache
 from forebay.engine.cache.transfers import RankTransfers
@@ -140,6 +144,34 @@ def test_every_rank_gets_its_heads_back(spec: KVSpec, tp: int) -> None:
     ranks.cache.close(lease)
     ranks.cache.check()
     ranks.close()
+
+
+def test_copying_by_address_moves_the_same_bytes() -> None:
+    """The native library's way of being told what to copy, carried out by memmove."""
+
+    def fake_library(targets: int, sources: int, count: int, runs: int, nbytes: int, *_: int) -> None:
+        pairs = [(ctypes.c_int64 * count).from_address(a) for a in (targets, sources)]
+        for to, source in zip(*pairs):
+            ctypes.memmove(to, source, nbytes)
+
+    region = HostRegion.create([8], [MIXED.page_bytes(0)])
+    for rank in range(4):
+        device = FakeDevice(MIXED, (8,), 4)
+        native = CpuCopier(MIXED, rank, 4, device, region, native_copy_runs(fake_library))
+        plain = CpuCopier(MIXED, rank, 4, device, region)
+        for page in range(8):
+            device.write(0, page, bytes([rank, page]))
+        pieces = Piece(0, (1, 5, 2), (0, 3, 7)), Piece(0, (1, 5, 2), (1, 4, 2))
+        region.pages(0)[:] = 0
+        assert plain.back_up(pieces[0]) == native.back_up(pieces[1])
+        pages = region.pages(0)
+        assert (pages[[0, 3, 7]] == pages[[1, 4, 2]]).all()
+        native.load_layer(Piece(0, (6, 7), (4, 2)), 1)
+        written = [share.writes for share in group_layouts(MIXED, rank, 4)[0].shares]
+        for part, array in enumerate(device.arrays[0][1]):
+            if written[part]:
+                assert (array[[6, 7]] == array[[5, 2]]).all()
+    region.close()
 
 
 @pytest.mark.parametrize("spec", [MIXED, LATENT])

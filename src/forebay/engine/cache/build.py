@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from forebay.engine.cache.actions import Backup, Done, Load
 from forebay.engine.cache.config import CacheConfig
-from forebay.engine.cache.copier import CopyRuns, CpuCopier, copy_runs_numpy
+from forebay.engine.cache.copier import CopyRuns, CpuCopier
 from forebay.engine.cache.disk_store import DiskStore
 from forebay.engine.cache.executor import DiskLanes, RankExecutor
 from forebay.engine.cache.host_limits import require_host_pool
@@ -25,7 +25,7 @@ def build_cache(
     config: CacheConfig,
     buffers: DeviceBuffers,
     *,
-    copy_runs: CopyRuns = copy_runs_numpy,
+    copy_runs: CopyRuns | None = None,
     progress: Progress | None = None,
     broadcast: Callable[[Backup | Load], None] | None = None,
     collect: Callable[[], Iterable[tuple[int, Done]]] = tuple,
@@ -37,7 +37,7 @@ def build_cache(
         spec: what a page is.
         config: sizes and policies.
         buffers: rank 0's device pool.
-        copy_runs: copies rows of bytes; the native library's where there is one.
+        copy_runs: the native library's copy (``copier.native_copy_runs``); None: numpy's, about half as fast.
         progress: told how far the host pool has been faulted in.
         broadcast: sends records to the other ranks, in order (needed with more than one).
         collect: (rank, result) for each report that has come from another rank; must not block.
@@ -81,7 +81,7 @@ def follow_cache(
     buffers: DeviceBuffers,
     region_path: str,
     *,
-    copy_runs: CopyRuns = copy_runs_numpy,
+    copy_runs: CopyRuns | None = None,
     before: Callable[[str], None] = lambda point: None,
 ) -> RankTransfers:
     """Another rank's transfers: give it each record that rank 0 broadcasts, and send back what ``take_done`` returns
@@ -115,7 +115,7 @@ def _transfers(
     rank: int,
     buffers: DeviceBuffers,
     region: HostRegion,
-    copy_runs: CopyRuns,
+    copy_runs: CopyRuns | None,
     before: Callable[[str], None],
 ) -> RankTransfers:
     copier = CpuCopier(spec, rank, config.tp, buffers, region, copy_runs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,15 +21,13 @@ from forebay.engine.cache.interface import DeviceBuffers
 from forebay.engine.cache.layout import group_layouts
 from forebay.planning.kv_spec import KVSpec
 
-__all__ = ["Copier", "CopyRuns", "CpuCopier", "copy_runs_numpy"]
+__all__ = ["Copier", "CopyRuns", "CpuCopier", "copy_rows", "native_copy_runs"]
 
 Bytes2D = npt.NDArray[np.uint8]
-CopyRuns = Callable[["Bytes2D", list[int], "Bytes2D", list[int]], None]
-"""copy(target, target rows, source, source rows): target[t] = source[s] for each pair of rows.
-
-Both are (rows, nbytes) byte arrays with contiguous rows and any row stride; the native library may take their
-addresses and strides. It must release the interpreter lock.
-"""
+Int64Array = npt.NDArray[np.int64]
+CopyRuns = Callable[[Int64Array, Int64Array, int], None]
+"""copy(targets, sources, nbytes): for each i, ``nbytes`` bytes from address sources[i] to address targets[i]. It must
+release the interpreter lock."""
 
 
 class Copier(Protocol):
@@ -45,8 +44,20 @@ class Copier(Protocol):
         """Return when everything asked for before is complete."""
 
 
-def copy_runs_numpy(target: Bytes2D, target_rows: list[int], source: Bytes2D, source_rows: list[int]) -> None:
-    """The portable way: runs of consecutive rows as slices, the rest by index (numpy releases the lock for both)."""
+def native_copy_runs(function: Callable[..., object]) -> CopyRuns:
+    """The native library's ``fb_copy_runs`` (a ctypes function, which releases the lock) as a CopyRuns."""
+
+    def copy(targets: Int64Array, sources: Int64Array, nbytes: int) -> None:
+        assert targets.flags.c_contiguous, "addresses must lie side by side"
+        assert sources.flags.c_contiguous, "addresses must lie side by side"
+        function(targets.ctypes.data, sources.ctypes.data, targets.size, 1, nbytes, 0, 0)
+
+    return copy
+
+
+def copy_rows(target: Bytes2D, target_rows: list[int], source: Bytes2D, source_rows: list[int]) -> None:
+    """target[t] = source[s] for each pair of rows, the portable way: runs of consecutive rows as slices, scattered ones
+    by index. numpy releases the interpreter lock for both."""
     count = len(target_rows)
     if count > 8 and target_rows[-1] - target_rows[0] != count - 1:
         target[target_rows] = source[source_rows]
@@ -65,6 +76,61 @@ def copy_runs_numpy(target: Bytes2D, target_rows: list[int], source: Bytes2D, so
         start = stop
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One part of one layer on both sides: a row a page."""
+
+    device: Bytes2D
+    host: Bytes2D
+    writes: bool
+    """This rank is the one that writes it to the host."""
+
+
+class _Alike:
+    """Runs of one length, by address: where each is in page 0, and how far it is from one page to the next."""
+
+    __slots__ = ("device_bases", "device_stride", "host_bases", "host_stride", "nbytes")
+
+    def __init__(self, runs: list[_Run]) -> None:
+        self.nbytes = int(runs[0].device.shape[1])
+        self.device_bases = np.array([run.device.ctypes.data for run in runs], dtype=np.int64)
+        self.host_bases = np.array([run.host.ctypes.data for run in runs], dtype=np.int64)
+        self.device_stride = runs[0].device.strides[0]
+        self.host_stride = runs[0].host.strides[0]
+
+    def addresses(self, piece: Piece) -> tuple[Int64Array, Int64Array]:
+        """(device, host) of every run of every page, a page's after each other."""
+        device = np.array(piece.device_pages, dtype=np.int64)[:, None] * self.device_stride + self.device_bases
+        host = np.array(piece.host_pages, dtype=np.int64)[:, None] * self.host_stride + self.host_bases
+        return device.reshape(-1), host.reshape(-1)
+
+
+class _Runs:
+    """The runs of one layer (or of a whole page), to be copied either way."""
+
+    def __init__(self, runs: list[_Run], copy_runs: CopyRuns | None) -> None:
+        self._runs = runs
+        self._copy_runs = copy_runs
+        self._page_bytes = sum(int(run.device.shape[1]) for run in runs)
+        lengths = {run.device.shape[1] for run in runs}
+        self._alike = [_Alike([run for run in runs if run.device.shape[1] == length]) for length in sorted(lengths)]
+
+    def copy(self, piece: Piece, *, to_host: bool) -> int:
+        """Move the piece's pages; returns bytes."""
+        if self._copy_runs is not None:
+            for alike in self._alike:
+                device, host = alike.addresses(piece)
+                self._copy_runs(host if to_host else device, device if to_host else host, alike.nbytes)
+        else:
+            device_rows, host_rows = list(piece.device_pages), list(piece.host_pages)
+            for run in self._runs:
+                if to_host:
+                    copy_rows(run.host, host_rows, run.device, device_rows)
+                else:
+                    copy_rows(run.device, device_rows, run.host, host_rows)
+        return len(piece.device_pages) * self._page_bytes
+
+
 class CpuCopier:
     """Plain memory on both sides.
 
@@ -74,7 +140,7 @@ class CpuCopier:
         tp: number of ranks.
         buffers: this rank's device pool.
         region: the node's host pages.
-        copy_runs: the native library's copy, or the portable one.
+        copy_runs: the native library's copy; None: numpy's.
     """
 
     def __init__(
@@ -84,41 +150,32 @@ class CpuCopier:
         tp: int,
         buffers: DeviceBuffers,
         region: HostRegion,
-        copy_runs: CopyRuns = copy_runs_numpy,
+        copy_runs: CopyRuns | None = None,
     ) -> None:
-        self._copy = copy_runs
-        self._layouts = group_layouts(spec, rank, tp)
-        # By group, then by layer: (device rows, host rows, this rank writes it) for each part.
-        self._arrays: list[dict[int, list[tuple[Bytes2D, Bytes2D, bool]]]] = []
-        for group, layout in enumerate(self._layouts):
-            layers: dict[int, list[tuple[Bytes2D, Bytes2D, bool]]] = {}
+        self._loads: list[dict[int, _Runs]] = []
+        """By group, then by the model's layer."""
+        self._backups: list[_Runs] = []
+        """By group: what this rank writes, all layers."""
+        for group, layout in enumerate(group_layouts(spec, rank, tp)):
+            layers: dict[int, list[_Run]] = {}
             for index, layer in enumerate(layout.layers):
-                parts = []
+                layers[layer] = []
                 for part, share in enumerate(layout.shares):
                     assert buffers.page_stride(group, part) == share.nbytes, "the device pool has another page layout"
                     device = _view(buffers.address(group, index, part), buffers.num_pages(group), share.nbytes)
                     start = index * layout.layer_bytes + share.offset
-                    parts.append((device, region.pages(group)[:, start : start + share.nbytes], share.writes))
-                layers[layer] = parts
-            self._arrays.append(layers)
+                    host = region.pages(group)[:, start : start + share.nbytes]
+                    layers[layer].append(_Run(device, host, share.writes))
+            self._loads.append({layer: _Runs(runs, copy_runs) for layer, runs in layers.items()})
+            written = [run for runs in layers.values() for run in runs if run.writes]
+            self._backups.append(_Runs(written, copy_runs))
 
     def back_up(self, piece: Piece) -> int:
-        moved = 0
-        device_rows, host_rows = list(piece.device_pages), list(piece.host_pages)
-        for parts in self._arrays[piece.group].values():
-            for device, host, writes in parts:
-                if writes:
-                    self._copy(host, host_rows, device, device_rows)
-                    moved += len(host_rows) * device.shape[1]
-        return moved
+        return self._backups[piece.group].copy(piece, to_host=True)
 
     def load_layer(self, piece: Piece, layer: int) -> int:
-        moved = 0
-        device_rows, host_rows = list(piece.device_pages), list(piece.host_pages)
-        for device, host, _ in self._arrays[piece.group].get(layer, ()):
-            self._copy(device, device_rows, host, host_rows)
-            moved += len(host_rows) * device.shape[1]
-        return moved
+        runs = self._loads[piece.group].get(layer)
+        return 0 if runs is None else runs.copy(piece, to_host=False)
 
     def wait(self) -> None:
         """Copies are complete when they return."""

@@ -1,4 +1,4 @@
-"""Reading records back: all pages of a request side by side, a block of layers at a time, checking every layer."""
+"""Reading records back: all pages of a request side by side, a block of layers at a time, each checked."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from forebay.engine.cache.actions import DiskPage
 from forebay.engine.cache.disk_format import RecordShape
 
 __all__ = ["RecordReader"]
-
-_BLOCK_BYTES = 128 * 1024
-"""A page's part of a block is at least this long: shorter reads cost more in calls than they win in waiting."""
 
 
 class RecordReader:
@@ -43,6 +40,7 @@ class RecordReader:
         self._shapes = shapes
         self._layers = layers
         self._before = before
+        self._num_layers = 1 + max(max(group_layers) for group_layers in layers)
         self._sums: dict[int, tuple[int, ...]] = {}
 
     def read(self, bad: dict[int, str], arrived: Callable[[int], None]) -> None:
@@ -56,17 +54,24 @@ class RecordReader:
                 bad[i] = why
         if bad:
             arrived(-1)
-        num_layers = 1 + max(max(layers) for layers in self._layers)
-        step = max(1, -(-_BLOCK_BYTES // max(shape.layer_bytes for shape in self._shapes.values())))
-        for first in range(0, num_layers, step):
-            stop = min(num_layers, first + step)
-            for i in range(len(self._pages)):
-                if i not in bad and (why := self._read_layers(i, first, stop)):
+        blocks = self._blocks()
+        for (_, group, block), after in zip(blocks, [first for first, _, _ in blocks[1:]] + [self._num_layers]):
+            for i, page in enumerate(self._pages):
+                if page.group == group and i not in bad and (why := self._read_block(i, block)):
                     bad[i] = why
-            arrived(-1 if bad else stop)
+            arrived(-1 if bad else after)
+
+    def _blocks(self) -> list[tuple[int, int, int]]:
+        """(the model's first layer of it, group, block) in the order in which layers are needed."""
+        wanted = {page.group for page in self._pages}
+        blocks = []
+        for group in wanted:
+            shape, layers = self._shapes[group], self._layers[group]
+            blocks += [(layers[b * shape.block_layers], group, b) for b in range(shape.num_blocks)]
+        return sorted(blocks)
 
     def _read_header(self, i: int) -> str:
-        """Learn page ``i``'s layer checksums; returns why it is bad, or nothing."""
+        """Learn page ``i``'s checksums; returns why it is bad, or nothing."""
         page = self._pages[i]
         shape = self._shapes[page.group]
         descriptor, offset = self._files[i]
@@ -80,25 +85,17 @@ class RecordReader:
         self._sums[i] = found[2]
         return ""
 
-    def _read_layers(self, i: int, first: int, stop: int) -> str:
-        """Read page ``i``'s layers among the model's ``first`` .. ``stop`` - 1; returns why it is bad, or nothing."""
-        page, target = self._pages[i], self._targets[i]
-        shape = self._shapes[page.group]
-        inside = [n for n, layer in enumerate(self._layers[page.group]) if first <= layer < stop]
-        if not inside:
-            return ""
-        size = shape.layer_bytes
-        start, end = inside[0] * size, (inside[-1] + 1) * size
+    def _read_block(self, i: int, block: int) -> str:
+        """Read one block of layers of page ``i``; returns why it is bad, or nothing."""
+        shape = self._shapes[self._pages[i].group]
+        start = block * shape.block_bytes
+        target = self._targets[i][start : start + shape.block_bytes]
         descriptor, offset = self._files[i]
         try:
             self._before("disk_read")
-            count = os.preadv(descriptor, [target[start:end]], offset + shape.header_bytes + start)
+            count = os.preadv(descriptor, [target], offset + shape.header_bytes + start)
         except OSError:
             return "disk_read_error"
-        if count != end - start:
+        if count != len(target) or xxhash.xxh3_64_intdigest(target) != self._sums[i][block]:
             return "disk_checksum"
-        sums = self._sums[i]
-        for n in inside:
-            if xxhash.xxh3_64_intdigest(target[n * size : (n + 1) * size]) != sums[n]:
-                return "disk_checksum"
         return ""
