@@ -78,6 +78,33 @@ def test_pages_come_back_as_they_were_written_also_after_a_restart(tmp_path: Pat
     again.close()
 
 
+def test_layers_are_announced_when_they_are_there_and_not_before(tmp_path: Path) -> None:
+    """Two groups whose layers alternate, read in blocks of two layers."""
+    wide = (Part("k", 1, 8192, 2),)
+    spec = KVSpec((LayerGroup("full", (2, 5), wide), LayerGroup("sliding", (0, 1, 3, 4, 6), wide, 8)), page_size=4)
+    store = open_store(tmp_path, spec=spec, budget=10**8)
+    rng = np.random.default_rng(0)
+    pages, payloads = [], []
+    for group in (0, 1, 1, 0):
+        pages.append(DiskPage(group, bytes([len(pages)]) * 16, bytes(16), 0))
+        payloads.append(rng.bytes(spec.page_bytes(group)))
+    assert store.write(pages, [memoryview(p) for p in payloads]) == []
+    targets = [bytearray(len(p)) for p in payloads]
+    announced = []
+
+    def arrived(layers: int) -> None:
+        announced.append(layers)
+        for page, target, payload in zip(pages, targets, payloads):
+            there = sum(layer < layers for layer in spec.groups[page.group].layers) * 4 * 8192 * 2
+            assert target[:there] == payload[:there], f"layers before {layers} were announced and are not there"
+
+    assert store.read(pages, [memoryview(t) for t in targets], arrived) == []
+    assert announced[-1] == 7
+    assert len(announced) > 2
+    assert announced == sorted(announced)
+    store.close()
+
+
 def test_a_page_is_written_once(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     write(store, chain(5))

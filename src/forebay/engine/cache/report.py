@@ -77,8 +77,7 @@ def snapshot(cache: PrefixCache, prefixes: int) -> dict[str, Any]:
     """The tree's size, the hottest prefixes, each tier's state."""
     return {
         "page_size": cache.spec.page_size,
-        "pages": cache.tree.num_nodes,
-        "tokens": cache.tree.num_nodes * cache.spec.page_size,
+        "tree": {"pages": cache.tree.num_nodes, "tokens": cache.tree.num_nodes * cache.spec.page_size},
         "hottest_prefixes": _hottest(cache, prefixes),
         "policies": {
             "write": cache.config.write_policy.value,
