@@ -18,7 +18,7 @@ import torch
 from forebay.engine.runtime.kernels.interface import AttentionBatch, PackedLinear
 from forebay.engine.runtime.native.build import BuildError, build_library
 
-__all__ = ["NativeBackend", "NativeLinear", "open_native", "variants"]
+__all__ = ["NativeBackend", "NativeLinear", "load_library", "open_native", "variants", "variants_of"]
 
 _ABI_VERSION = 2
 _SPIN_US = 200
@@ -70,7 +70,7 @@ class NativeLinear:
     """What the descriptor points at."""
 
 
-def _load(path: Path) -> ctypes.CDLL:
+def load_library(path: Path) -> ctypes.CDLL:
     lib = ctypes.CDLL(str(path))
     lib.fb_abi_version.restype = ctypes.c_int64
     if lib.fb_abi_version() != _ABI_VERSION:
@@ -88,7 +88,7 @@ def _load(path: Path) -> ctypes.CDLL:
     return lib
 
 
-def _variants(lib: ctypes.CDLL) -> list[str]:
+def variants_of(lib: ctypes.CDLL) -> list[str]:
     names: list[str] = []
     while (name := lib.fb_variant(len(names))) is not None:
         names.append(name.decode())
@@ -98,7 +98,7 @@ def _variants(lib: ctypes.CDLL) -> list[str]:
 def variants() -> list[str]:
     """Instruction sets of the library that this machine runs, best first; empty without a compiler."""
     path = build_library()
-    return [] if path is None else _variants(_load(path))
+    return [] if path is None else variants_of(load_library(path))
 
 
 def open_native(
@@ -109,10 +109,10 @@ def open_native(
         path = build_library(progress)
         if path is None:
             return None, "no C++ compiler (g++, c++ or clang++) on PATH"
-        lib = _load(path)
+        lib = load_library(path)
     except (BuildError, OSError) as error:
         return None, str(error)
-    known = _variants(lib)
+    known = variants_of(lib)
     if variant is not None and variant not in known:
         return None, f"this machine and compiler give {', '.join(known)}"
     return NativeBackend(lib, path, variant or known[0], threads), ""
@@ -129,6 +129,8 @@ class NativeBackend:
     """
 
     name = "native"
+    keeps_weights = False
+    """A packed linear is a copy: the tensor it was made from may be overwritten."""
 
     def __init__(self, lib: ctypes.CDLL, path: Path, variant: str, threads: int) -> None:
         self._lib, self._path = lib, path

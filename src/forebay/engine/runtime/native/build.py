@@ -15,7 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,7 +68,9 @@ def find_compiler() -> str | None:
     return next((found for name in candidates if (found := shutil.which(name))), None)
 
 
-def build_library(progress: Callable[[str], None] | None = None, *, sanitize: bool = False) -> Path | None:
+def build_library(
+    progress: Callable[[str], None] | None = None, *, sanitize: bool = False, only: Collection[str] = tuple(_VARIANTS)
+) -> Path | None:
     """The library's file, building it when it is not there yet.
 
     Two processes that start together build it once: the second waits for the first's lock.
@@ -76,6 +78,7 @@ def build_library(progress: Callable[[str], None] | None = None, *, sanitize: bo
     Args:
         progress: called with a line for a person at each step of a build.
         sanitize: a build with the address and undefined-behaviour sanitizers, for tests.
+        only: leave out other variants (tests); the generic one is always there.
 
     Returns:
         The file, or None when there is no compiler.
@@ -86,7 +89,7 @@ def build_library(progress: Callable[[str], None] | None = None, *, sanitize: bo
     compiler = find_compiler()
     if compiler is None:
         return None
-    units = _units(compiler)
+    units = _units(compiler, only)
     flags = [*_FLAGS, *(_SANITIZE if sanitize else [])]
     target = cache_dir() / "native" / f"libforebay-{_key(compiler, units, flags)}.so"
     if target.exists():
@@ -98,13 +101,13 @@ def build_library(progress: Callable[[str], None] | None = None, *, sanitize: bo
     return target
 
 
-def _units(compiler: str) -> list[_Unit]:
+def _units(compiler: str, only: Collection[str]) -> list[_Unit]:
     """The object files this compiler can make: variants whose flags it does not know are left out."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     units = []
     for name, text in _VARIANTS.items():
         flags = tuple(text.split())
-        if name == "generic" or (x86 and _accepts(compiler, flags)):
+        if name == "generic" or (x86 and name in only and _accepts(compiler, flags)):
             units.append(_Unit(name, "variant.cpp", (*flags, f"-DFOREBAY_VARIANT={name}")))
     have = tuple(f"-DFB_HAVE_{unit.name.upper()}" for unit in units)
     return [*units, _Unit("library", "library.cpp", have), _Unit("pool", "pool.cpp", ())]
