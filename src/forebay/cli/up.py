@@ -59,6 +59,7 @@ def command(**options: Any) -> int:
     but not in effect 7. In the foreground Ctrl-C ends the server and proves that nothing is left.
     """
     from forebay.cli._live import Screen
+    from forebay.cli._planner import plan_for_up
     from forebay.machine.local import LocalMachine
     from forebay.operation.bring_up import BringUp, UpOptions
 
@@ -66,7 +67,7 @@ def command(**options: Any) -> int:
     signal.signal(signal.SIGHUP, _as_interrupt)
     screen = Screen(as_json=options.pop("as_json"))
     given = {**options, "server_flags": tuple(options["server_flags"])}
-    job = BringUp(LocalMachine(), UpOptions(**given), screen.event, screen.say)
+    job = BringUp(LocalMachine(), UpOptions(**given), plan_for_up, screen.event, screen.say)
     try:
         return int(job.run())
     except KeyboardInterrupt:

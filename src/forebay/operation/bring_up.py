@@ -18,11 +18,11 @@ from forebay.machine.processes import is_running
 from forebay.operation.follow import EventTail
 from forebay.operation.judge import Limits
 from forebay.operation.launcher import Start, launch_run
+from forebay.operation.planner import Planner, PlanRequest
 from forebay.operation.preflight import preflight, refuse_if_needed
 from forebay.operation.record import Run
 from forebay.operation.stages import stage_lines
 from forebay.operation.stop import stop_run
-from forebay.planning.build import PlanOptions, make_plan
 from forebay.servers.base import Launch, StartRequest
 from forebay.servers.flags import flag_value
 from forebay.servers.install import Installation, find_installation
@@ -64,6 +64,7 @@ class BringUp:
     """One ``up``.
 
     Args:
+        plan: the planner, handed in by the command line.
         show: takes each event as it happens.
         say: takes lines for a person.
     """
@@ -72,11 +73,13 @@ class BringUp:
         self,
         machine: Machine,
         options: UpOptions,
+        plan: Planner,
         show: Callable[[Mapping[str, Any]], None],
         say: Callable[[str], None],
     ) -> None:
         self._machine = machine
         self._options = options
+        self._plan = plan
         self._show = show
         self._say = say
         self._run: Run | None = None
@@ -162,15 +165,13 @@ class BringUp:
             self._refuse(bool(saved.get("fits", True)), saved.get("problems", ()))
             argv = [*saved["command"], *server.flags(self._request(saved["command"]))]
             return server.adopt(argv, saved.get("env", {}), installation, gpus=gpus), Path(options.model).read_bytes()
-        plan = make_plan(
-            PlanOptions(
-                local_model(options.model, name), name, installation.version, tp=options.tp, context=options.context,
-                host_cache_bytes=options.host_cache, server_flags=server.flags(self._request(())), env={**pool_variables(), **server.planning_env(installation)},
-                device_cache_bytes=options.device_cache if name == "embedded" else None,
-            ),
-            self._machine,
+        request = PlanRequest(
+            local_model(options.model, name), name, installation.version, options.tp, options.context, options.host_cache,
+            options.device_cache if name == "embedded" else None, tuple(server.flags(self._request(()))),
+            {**pool_variables(), **server.planning_env(installation)},
         )  # fmt: skip
-        document = plan.to_json()
+        plan = self._plan(request, self._machine)
+        document = plan.document
         self._show(_event("plan", fits=plan.fits, problems=document["problems"], warnings=document["warnings"]))
         self._refuse(plan.fits, document["problems"])
         launch = server.adopt(plan.command, plan.env, installation, gpus=gpus)

@@ -16,7 +16,7 @@ import asyncio
 import fcntl
 import io
 import os
-import socket
+import platform
 import sqlite3
 import uuid
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ class GenerateStage:
     def __init__(self, settings: GenerateSettings, folder: str) -> None:
         self._settings = settings
         self._folder = Path(folder)
-        name = f"journal-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"
+        name = f"journal-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"
         self._journal = Journal(self._folder / name)
         self._others = _OtherJournals(self._folder, self._journal.path)
         self._loop = asyncio.new_event_loop()
