@@ -312,7 +312,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=250,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -14,11 +14,11 @@ from forebay.engine.cache.accounting import Accounting, Rates
 from forebay.engine.cache.actions import Done
 from forebay.engine.cache.checks import check_cache
 from forebay.engine.cache.config import CacheConfig
-from forebay.engine.cache.digests import chain_digest
 from forebay.engine.cache.disk_store import DiskStore
 from forebay.engine.cache.executor import RankExecutor, TransferExecutor
 from forebay.engine.cache.host_region import HostRegion
 from forebay.engine.cache.interface import CachedTokens, Int32Array, Tier
+from forebay.engine.cache.joining import Joining
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.matching import DEVICE, DISK, HOST, Match, Matcher
 from forebay.engine.cache.node import Node
@@ -107,6 +107,7 @@ class PrefixCache:
             settled=self._loads_arrived,
         )
         self._matcher = Matcher(spec, self.tree, store, config.load, self.rates, has_host=has_host)
+        self._joining = Joining(spec, self.residency, self._matcher, has_disk=store is not None)
         self.executor: RankExecutor | None = None
         self.region: HostRegion | None = None
         """With ``executor``, for the worker: other ranks attach to the region and report to the executor."""
@@ -251,7 +252,7 @@ class PrefixCache:
             data = token_bytes(tokens[start * self._page : stop * self._page])
             step = self.tree.key_bytes
             keys = [data[offset : offset + step] for offset in range(0, len(data), step)]
-            self._join_all(lease, start, keys)
+            self._joining.join(lease, keys)
             self.accounting.committed_pages += stop - start
             for group in self._full:
                 self.spill.used(lease, group, lease.nodes[start:stop])
@@ -260,62 +261,7 @@ class PrefixCache:
                 for group in self._windowed:
                     first = self._matcher.first_readable(group, lease.prompt_pages * self._page)
                     self.spill.used(lease, group, lease.nodes[first : lease.prompt_pages])
-            self._leave_windows(lease)
-
-    def _join_all(self, lease: CacheLease, start: int, keys: list[bytes]) -> None:
-        """Pages ``start``, ``start`` + 1, ... of the lease join the tree."""
-        parent = lease.nodes[-1] if start else self.tree.root
-        for index, key in enumerate(keys, start):
-            if parent.children is None and len(self._groups) == 1 and self.store is None:
-                # Nothing hangs here yet, so all that follow are new.
-                pages = lease.tables[0][index : start + len(keys)].tolist()
-                lease.nodes += self.residency.adopt(parent, keys[index - start :], pages)
-                return
-            parent = self._join(lease, index, parent, key)
-
-    def _join(self, lease: CacheLease, index: int, parent: Node, key: bytes) -> Node:
-        """Page ``index`` of the lease becomes the tree's, or is replaced by the one that is there already."""
-        node = self.tree.child(parent, key)
-        if node is None:
-            node = self.tree.add(parent, key)
-            if parent.digest is not None:
-                node.digest = chain_digest(parent.digest, key)
-        node.hits += 1
-        for group in self._groups:
-            self.residency.hold(group, (node,))
-            table = lease.tables[group]
-            page = int(table[index])
-            copy = node.slot(group).device
-            if copy is None:
-                self.residency.place_on_device(group, node, page)
-            elif copy.arriving is None:
-                table[index] = copy.page
-                self.residency.device[group].give(page)
-            else:
-                lease.duplicates[group, index] = page
-        lease.nodes.append(node)
-        return node
-
-    def _leave_windows(self, lease: CacheLease) -> None:
-        """Give back pages that no token after the last full page can read.
-
-        The last full page and not the last token: that is where the next turn of a conversation takes it up.
-        """
-        for group in self._windowed:
-            first = lease.first[group]
-            stop = min(len(lease.nodes), self._matcher.first_readable(group, len(lease.nodes) * self._page))
-            if stop <= first:
-                continue
-            self._free_duplicates(lease, group, first, stop)
-            lease.tables[group][first:stop] = -1
-            lease.first[group] = stop
-            self.residency.release(group, lease.nodes[first:stop])
-
-    def _free_duplicates(self, lease: CacheLease, group: int, first: int, stop: int) -> None:
-        for index in range(first, stop) if lease.duplicates else ():
-            page = lease.duplicates.pop((group, index), None)
-            if page is not None:
-                self.residency.device[group].give(page)
+            self._joining.leave_windows(lease)
 
     def fail_load(self, lease: CacheLease) -> int:
         """The lease's gate failed: drop what did not arrive; returns how many tokens are still good (recompute after).
