@@ -54,14 +54,25 @@ def _commands(url: str, tokenizer: str, streams: int, requests: int, folder: Pat
     if aiperf.is_file():
         commands["aiperf"] = [
             *(str(aiperf), "profile", "--model", "null", "--url", url, "--endpoint-type", "chat", "--streaming"),
-            *("--concurrency", str(streams), "--request-count", str(requests), "--tokenizer", tokenizer),
+            *("--concurrency", str(streams), "--request-count", str(requests), "--tokenizer", "local/tokenizer"),
             *("--synthetic-input-tokens-mean", "32", "--output-tokens-mean", str(_TOKENS), "--ui", "none"),
-            *("--artifact-dir", str(folder / "aiperf")),
+            *("--use-server-token-count", "--artifact-dir", str(folder / "aiperf")),
         ]
     for name, path in (("vllm bench serve", vllm), ("aiperf", aiperf)):
         if name not in commands:
             print(f"note: {name} left out: nothing at {path}", file=sys.stderr)
     return commands
+
+
+def _hub_of_one(tokenizer: str, home: Path) -> None:
+    """A Hugging Face cache that holds the tokenizer as ``local/tokenizer``: aiperf takes no folder, and there is no network."""
+    repository = home / "hub" / "models--local--tokenizer"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    for path in Path(tokenizer).absolute().iterdir():
+        (snapshot / path.name).symlink_to(path)
 
 
 def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -79,8 +90,10 @@ def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         with tempfile.TemporaryDirectory() as folder:
+            _hub_of_one(options.tokenizer, Path(folder) / "hf")
             client = _commands(url, options.tokenizer, options.streams, options.requests, Path(folder))[name]
             environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+            environment["HF_HOME"] = str(Path(folder) / "hf")
             done = subprocess.run(
                 client, capture_output=True, text=True, timeout=540, env=environment, check=False, cwd=folder
             )
@@ -91,7 +104,8 @@ def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         server.terminate()
         server.wait()
     if done.returncode != 0 or stats["requests"] < options.requests:
-        return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1][:300], "requests": stats["requests"]}
+        said = (done.stderr + done.stdout).strip().splitlines() or ["no message"]
+        return {"failed": " ".join(said[-3:])[:300], "requests": stats["requests"]}
     seconds = stats["last_s"] - stats["first_s"]
     cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     rate = stats["output_tokens"] / seconds
@@ -101,7 +115,7 @@ def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Measure every client in turn, ``--rounds`` times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", required=True, help="A model folder: the others count tokens themselves.")
+    parser.add_argument("--tokenizer", required=True, help="A model folder: vllm counts tokens itself.")
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--token-s", type=float, default=0.05)

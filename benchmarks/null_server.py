@@ -171,7 +171,13 @@ class _Connection(asyncio.Protocol):
             self._finish(path, body, self._usage(body))
             return
         self._task = asyncio.create_task(self._slowly(path, body))
-        self._task.add_done_callback(lambda _done: self._next())
+        self._task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None and self._transport is not None:
+            self._transport.abort()
+            task.result()  # a bug of this server: say so
+        self._next()
 
     async def _slowly(self, path: bytes, body: dict[str, Any]) -> None:
         state, options = self._state, self._state.options
@@ -183,9 +189,7 @@ class _Connection(asyncio.Protocol):
                 usage = self._usage(body)
                 fresh = usage["prompt_tokens"] - usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
                 await asyncio.sleep(options.first_s + options.prompt_token_s * fresh)
-                cut = (
-                    body.get("max_tokens") != 1 and state.random.random() < options.drop
-                )  # probes of one token go through
+                cut = self._asked(body) != 1 and state.random.random() < options.drop  # probes of one token go through
                 if cut and self._transport is not None:
                     self._transport.abort()
                     return
@@ -205,12 +209,12 @@ class _Connection(asyncio.Protocol):
     def _prompt(self, body: dict[str, Any]) -> Any:
         return body["messages"] if "messages" in body else body.get("prompt")
 
+    def _asked(self, body: dict[str, Any]) -> int:
+        return body.get("max_tokens") or body.get("max_completion_tokens") or 16
+
     def _length(self, body: dict[str, Any]) -> int:
-        return (
-            min(self._state.options.tokens, body.get("max_tokens") or 16)
-            if not body.get("ignore_eos")
-            else body["max_tokens"]
-        )
+        asked = self._asked(body)
+        return asked if body.get("ignore_eos") else min(self._state.options.tokens, asked)
 
     def _usage(self, body: dict[str, Any]) -> dict[str, Any]:
         state = self._state
@@ -252,7 +256,7 @@ class _Connection(asyncio.Protocol):
         state.requests += 1
         state.last_s = time.monotonic()
         text = answer_text(self._prompt(body), usage["completion_tokens"], body.get("seed"))
-        reason = "length" if usage["completion_tokens"] >= (body.get("max_tokens") or 16) else "stop"
+        reason = "length" if usage["completion_tokens"] >= self._asked(body) else "stop"
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
         if path.startswith(b"/v1/chat"):
             choice["message"] = {"role": "assistant", "content": text}
