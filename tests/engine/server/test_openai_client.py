@@ -87,6 +87,18 @@ def test_prompts_as_text_ids_and_lists(client: openai.OpenAI, server: ServerProc
     assert [choice.text for choice in echoed.choices] == [t + a for t, a in zip(texts, alone, strict=True)]
 
 
+def test_token_ids_come_back_when_asked_for(server: ServerProcess) -> None:
+    whole = server.complete([5, 6, 7], max_tokens=8, temperature=0, ignore_eos=True, return_token_ids=True)
+    ids = whole["choices"][0]["token_ids"]
+    assert len(ids) == 8
+    again = server.complete([5, 6, 7, *ids[:4]], max_tokens=4, temperature=0, ignore_eos=True, return_token_ids=True)
+    assert again["choices"][0]["token_ids"] == ids[4:]
+    body = {"model": "smollm2", "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    events = server.post("/v1/completions", {**body, "stream": True, "return_token_ids": True}).text.split("\n\n")
+    chunks = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
+    assert [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]] == ids
+
+
 def test_lengths(client: openai.OpenAI) -> None:
     def make(**options: Any) -> Any:
         extra = {key: options.pop(key) for key in ("ignore_eos", "min_tokens") if key in options}

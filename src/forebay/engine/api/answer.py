@@ -68,10 +68,7 @@ class GenerationResponse(Response):
         try:
             while deltas := await self._generation.next_deltas():
                 for delta in deltas:
-                    target = whole[delta.index]
-                    target.text += delta.text
-                    target.logprobs += delta.logprobs
-                    target.finish = delta.finish
+                    whole[delta.index].add(delta)
         except ApiError as error:
             await _send_json(send, error.status, error.body(), error.headers())
             return
@@ -105,7 +102,7 @@ class GenerationResponse(Response):
             opening = self._format.opening(delta.index)
             body += b"" if opening is None else _event(opening)
             delta.text = self._echoes[delta.index] + delta.text
-        if delta.text or delta.logprobs or delta.finish:
+        if delta.text or delta.logprobs or delta.finish or self._format.wants_tokens:
             body += _event(self._format.chunk(delta))
         return body
 

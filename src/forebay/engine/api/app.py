@@ -136,7 +136,12 @@ async def _generate(
     options = request.choices
     return GenerationResponse(
         generation,
-        format_class(model, service.text.codec, wants_logprobs=options.logprobs is not None),
+        format_class(
+            model,
+            service.text.codec,
+            wants_logprobs=options.logprobs is not None,
+            wants_tokens=options.return_token_ids,
+        ),
         stream=options.stream,
         include_usage=options.include_usage,
         echoes=echoes,

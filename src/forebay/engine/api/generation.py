@@ -28,8 +28,17 @@ class Delta:
 
     index: int
     text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    """Everything generated, the ending token included; ``text`` leaves that out and may lag behind."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
+
+    def add(self, later: Delta) -> None:
+        """Append what came after it."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.logprobs += later.logprobs
+        self.finish = later.finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ class Choice:
         self.num_tokens += 1
         if event.cached is not None:
             self.cached = event.cached
-        delta = Delta(self.index)
+        delta = Delta(self.index, tokens=[event.token])
         if event.finish != "stop":  # the token that ends it is not part of the text
             self._show(delta, self._detokenizer.push(event.token))
             if event.logprob is not None:
@@ -148,9 +157,7 @@ class Generation:
         if waiting is None:
             self._pending[choice.index] = delta
         else:
-            waiting.text += delta.text
-            waiting.logprobs += delta.logprobs
-            waiting.finish = delta.finish
+            waiting.add(delta)
         self._news.set()
         return delta.finish is not None and event.finish is None
 

@@ -118,6 +118,7 @@ class Choices:
     stop_ids: tuple[int, ...]
     stream: bool
     include_usage: bool
+    return_token_ids: bool
 
 
 def read_choices(fields: Fields, *, logprobs: int | None, max_tokens: int | None, vocab_size: int) -> Choices:
@@ -142,6 +143,7 @@ def read_choices(fields: Fields, *, logprobs: int | None, max_tokens: int | None
         stop_ids=_stop_ids(fields, vocab_size),
         stream=stream,
         include_usage=_include_usage(fields, stream),
+        return_token_ids=fields.flag("return_token_ids"),
     )
 
 

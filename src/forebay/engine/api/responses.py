@@ -20,13 +20,15 @@ class AnswerFormat:
         model: the name the client used.
         codec: spells tokens for log-probabilities.
         wants_logprobs: whether choices carry log-probabilities.
+        wants_tokens: whether choices carry ``token_ids`` (vLLM's ``return_token_ids``).
     """
 
     prefix = ""
     whole_object = ""
     chunk_object = ""
 
-    def __init__(self, model: str, codec: TextCodec, *, wants_logprobs: bool) -> None:
+    def __init__(self, model: str, codec: TextCodec, *, wants_logprobs: bool, wants_tokens: bool) -> None:
+        self.wants_tokens = wants_tokens
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -37,7 +39,7 @@ class AnswerFormat:
 
     def whole(self, deltas: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         """The answer of a request without streaming."""
-        choices = [self._choice(delta) for delta in deltas]
+        choices = [{**self._choice(delta), **self._token_ids(delta)} for delta in deltas]
         return {**self._head, "object": self.whole_object, "choices": choices, "usage": usage_json(usage)}
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -46,11 +48,15 @@ class AnswerFormat:
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
         """One piece of a stream."""
-        return {**self._head, "object": self.chunk_object, "choices": [self._chunk_choice(delta)]}
+        choice = {**self._chunk_choice(delta), **self._token_ids(delta)}
+        return {**self._head, "object": self.chunk_object, "choices": [choice]}
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """The last chunk where usage was asked for."""
         return {**self._head, "object": self.chunk_object, "choices": [], "usage": usage_json(usage)}
+
+    def _token_ids(self, delta: Delta) -> dict[str, Any]:
+        return {"token_ids": delta.tokens} if self.wants_tokens else {}
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         raise NotImplementedError
@@ -64,8 +70,8 @@ class CompletionFormat(AnswerFormat):
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, model: str, codec: TextCodec, *, wants_logprobs: bool) -> None:
-        super().__init__(model, codec, wants_logprobs=wants_logprobs)
+    def __init__(self, model: str, codec: TextCodec, *, wants_logprobs: bool, wants_tokens: bool) -> None:
+        super().__init__(model, codec, wants_logprobs=wants_logprobs, wants_tokens=wants_tokens)
         self._offsets: dict[int, int] = {}
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
