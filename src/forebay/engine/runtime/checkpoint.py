@@ -95,28 +95,49 @@ class Checkpoint:
         return self.entries.keys()
 
     def read(
-        self, name: str, *, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None
+        self,
+        name: str,
+        *,
+        rows: tuple[int, int] | None = None,
+        cols: tuple[int, int] | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The tensor, or its rows [a, b) and columns [a, b) (first and second dimension), in its stored dtype."""
+        """The tensor, or its rows [a, b) and columns [a, b) (first and second dimension), in its stored dtype.
+
+        Args:
+            name: which.
+            rows, cols: None: all.
+            out: a contiguous tensor of the right shape and dtype to read into; None: a new one.
+
+        Raises:
+            UsageError: no such tensor, rows or columns that it does not have, or a file that cannot be read.
+        """
         entry = self[name]
         shape = list(entry.shape)
-        first, last = rows if rows is not None else (0, shape[0] if shape else 1)
-        if shape:
-            shape[0] = last - first
+        for axis, span in enumerate((rows, cols)):
+            if span is not None:
+                if axis >= len(shape) or span[1] > shape[axis]:
+                    raise UsageError(
+                        f"tensor {name} of {self.folder} has shape {entry.shape}: config.json asks for more of it",
+                        fix="check that config.json matches the weights",
+                    )
+                shape[axis] = span[1] - span[0]
+        result = torch.empty(shape, dtype=entry.dtype) if out is None else out
+        if result.numel() == 0:
+            return result
+        target = memoryview(result.view(-1).view(torch.uint8).numpy().data)
         inner = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        offset = entry.offset + (rows[0] * inner if rows is not None else 0)
         try:
             with entry.path.open("rb") as file:
-                if cols is None:
-                    data = _read_exactly(file.fileno(), entry.offset + first * inner, shape_bytes(shape, entry.dtype))
+                if cols is None or shape[1] == entry.shape[1]:
+                    _read_exactly(file.fileno(), offset, target)
                 else:
                     rest = math.prod(entry.shape[2:]) * entry.dtype.itemsize
-                    shape[1] = cols[1] - cols[0]
-                    data = _read_columns(
-                        file.fileno(), entry.offset + first * inner, shape[0], inner, cols[0] * rest, cols[1] * rest
-                    )
+                    _read_columns(file.fileno(), offset, shape[0], inner, (cols[0] * rest, cols[1] * rest), target)
         except OSError as error:
             raise UsageError(f"reading tensor {name} from {entry.path} failed: {error}") from error
-        return torch.from_numpy(data).view(entry.dtype).view(shape)
+        return result
 
 
 def shape_bytes(shape: Iterable[int], dtype: torch.dtype) -> int:
@@ -200,25 +221,22 @@ def _read_header(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def _read_exactly(fd: int, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    data = np.empty(count, dtype=np.uint8)
-    view, done = memoryview(data.data), 0
-    while done < count:
-        got = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
+def _read_exactly(fd: int, offset: int, target: memoryview) -> None:
+    """Fill ``target`` with the bytes at ``offset``."""
+    done = 0
+    while done < len(target):
+        got = os.preadv(fd, [target[done : done + (1 << 30)]], offset + done)
         if got == 0:
-            raise OSError(f"the file ends {count - done:,} bytes early")
+            raise OSError(f"the file ends {len(target) - done:,} bytes early")
         done += got
-    return data
 
 
-def _read_columns(
-    fd: int, offset: int, rows: int, row_bytes: int, begin: int, end: int
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes [begin, end) of each of ``rows`` rows of ``row_bytes`` that start at ``offset``."""
-    out = np.empty((rows, end - begin), dtype=np.uint8)
-    step = max(1, _BLOCK_BYTES // row_bytes)
+def _read_columns(fd: int, offset: int, rows: int, row_bytes: int, span: tuple[int, int], target: memoryview) -> None:
+    """Bytes [a, b) of each of ``rows`` rows of ``row_bytes`` that start at ``offset``."""
+    out = np.frombuffer(target, dtype=np.uint8).reshape(rows, span[1] - span[0])
+    step = max(1, min(rows, _BLOCK_BYTES // row_bytes))
+    block = np.empty((step, row_bytes), dtype=np.uint8)
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        block = _read_exactly(fd, offset + first * row_bytes, count * row_bytes)
-        out[first : first + count] = block.reshape(count, row_bytes)[:, begin:end]
-    return out.reshape(-1)
+        _read_exactly(fd, offset + first * row_bytes, memoryview(block[:count].reshape(-1).data))
+        out[first : first + count] = block[:count, span[0] : span[1]]

@@ -84,6 +84,7 @@ class Weights:
         self.total_bytes = sum(e.nbytes for name, e in checkpoint.entries.items() if name.startswith(ours))
         self._done = 0
         self._counted: set[str] = set()
+        self._scratch = torch.empty(0, dtype=dtype)
 
     def has(self, name: str) -> bool:
         return self._full(name) in self.checkpoint
@@ -96,10 +97,12 @@ class Weights:
         self.nbytes += tensor.numel() * tensor.element_size()
         return tensor
 
-    def read(self, name: str, *, rows: Range | None = None, cols: Range | None = None) -> torch.Tensor:
+    def read(
+        self, name: str, *, rows: Range | None = None, cols: Range | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """As ``Checkpoint.read``, with the prefix and the progress."""
         full = self._full(name)
-        tensor = self.checkpoint.read(full, rows=rows, cols=cols)
+        tensor = self.checkpoint.read(full, rows=rows, cols=cols, out=out)
         if full not in self._counted:
             self._counted.add(full)
             self._done += self.checkpoint[full].nbytes
@@ -147,16 +150,26 @@ class Weights:
         return self._body + name[len("model.") :] if name.startswith("model.") else self._head + name
 
     def _fused_weight(self, parts: Sequence[LinearPart], cols: Range | None) -> torch.Tensor:
-        if len(parts) == 1:
-            return self.dense(parts[0], cols)
         counts = [_count(part.rows, self.shape(f"{part.name}.weight")[0]) for part in parts]
         width = _count(cols, self.shape(f"{parts[0].name}.weight")[1])
-        fused = torch.empty(sum(counts), width, dtype=self.dtype)
+        fused = self._room(sum(counts), width)
         at = 0
         for part, count in zip(parts, counts):
-            fused[at : at + count] = self.dense(part, cols)
+            name, target = f"{part.name}.weight", fused[at : at + count]
+            if self.checkpoint[self._full(name)].dtype == self.dtype:
+                self.read(name, rows=part.rows, cols=cols, out=target)
+            else:
+                target.copy_(self.read(name, rows=part.rows, cols=cols))
             at += count
         return fused
+
+    def _room(self, rows: int, cols: int) -> torch.Tensor:
+        """Where a weight is put together: the same memory each time, unless the packed form is going to keep it."""
+        if getattr(self.backend, "keeps_weights", True):
+            return torch.empty(rows, cols, dtype=self.dtype)
+        if self._scratch.numel() < rows * cols:
+            self._scratch = torch.empty(rows * cols, dtype=self.dtype)
+        return self._scratch[: rows * cols].view(rows, cols)
 
     def _fused_bias(self, parts: Sequence[LinearPart], wanted: bool) -> torch.Tensor | None:
         if not wanted or not any(self.has(f"{part.name}.bias") for part in parts):
