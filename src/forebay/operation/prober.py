@@ -78,9 +78,12 @@ class Prober:
     @property
     def worth_a_token(self) -> bool:
         """Health is up, or is taking its time: asked before, the token request would meet a server still loading."""
-        up = self.health is not None and self.health.condition is Condition.UP
-        connected = self.health is None or self.health.condition is not Condition.REFUSED
-        return up or (connected and self.health_pending_s >= _SLOW_HEALTH_S)
+        if self.health is None:
+            # the first look at a socket that listens: a server that opens its port when it is ready answers both at once
+            return not self._server.health_generates or self.health_pending_s >= _SLOW_HEALTH_S
+        if self.health.condition is Condition.UP:
+            return True
+        return self.health.condition is not Condition.REFUSED and self.health_pending_s >= _SLOW_HEALTH_S
 
     def forget(self) -> None:
         """The process behind the address changed: what was heard is about another one."""

@@ -116,15 +116,14 @@ class Supervisor:
             self._end_run()
 
     def _take(self, event: Event) -> None:
+        """The record first: whoever reads the event finds it there."""
         if event.kind == State.DEAD:
             return  # told once it has settled: the front's exit and the log's last words belong to it
-        self._run.event(event.kind, **event.fields)
-        if event.kind in ("stage", "progress"):
-            if event.kind == "stage":
-                self._write_state(self._record.state)
-            return
-        if event.kind in State.__members__.values():
+        if event.kind == "stage":
+            self._write_state(self._record.state)
+        elif event.kind in State.__members__.values():
             self._write_state(event.kind)
+        self._run.event(event.kind, **event.fields)
 
     def _write_state(self, state: str) -> None:
         watcher = self._watcher

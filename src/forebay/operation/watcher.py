@@ -45,9 +45,10 @@ class Pace:
     """
 
     turn: tuple[float, float] = (0.1, 0.5)
+    listening_s: float = 0.05  # between the first listening socket and ready: what happens now is what is waited for
     sample: tuple[float, float] = (0.3, 1.0)
     scan: tuple[float, float] = (0.5, 5.0)
-    health: tuple[float, float] = (0.1, 10.0)
+    health: tuple[float, float] = (0.05, 10.0)
     token_s: float = 30.0
     counters: tuple[float, float] = (2.0, 15.0)
     progress_s: float = 1.0
@@ -103,7 +104,10 @@ class Watcher:
 
     def turn_s(self) -> float:
         """How long the caller may wait before the next turn."""
-        return self._now_pace(self._pace.turn)
+        listening = self._look is not None and self._look.owner.kind is OwnerKind.OURS
+        return min(
+            self._now_pace(self._pace.turn), self._pace.listening_s if listening and not self._was_ready else 1.0
+        )
 
     def step(self) -> list[Event]:
         """One turn; the events it brought, in order."""
