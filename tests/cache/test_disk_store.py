@@ -48,19 +48,17 @@ def write(store: DiskStore, pages: list[tuple[DiskPage, bytes]]) -> list[tuple[i
     return store.write([page for page, _ in pages], [memoryview(data) for _, data in pages])
 
 
-def read(store: DiskStore, pages: list[tuple[DiskPage, bytes]]) -> tuple[list[tuple[int, str]], list[bytes], list[int]]:
-    """(bad pages, bytes read, what was announced)"""
+def read(store: DiskStore, pages: list[tuple[DiskPage, bytes]]) -> tuple[list[tuple[int, str]], list[bytes]]:
+    """(bad pages, bytes read)"""
     targets = [bytearray(PAGE) for _ in pages]
-    announced: list[int] = []
-    bad = store.read([page for page, _ in pages], [memoryview(t) for t in targets], announced.append)
-    return bad, [bytes(t) for t in targets], announced
+    bad = store.read([page for page, _ in pages], [memoryview(t) for t in targets])
+    return bad, [bytes(t) for t in targets]
 
 
 def assert_all_good(store: DiskStore, pages: list[tuple[DiskPage, bytes]]) -> None:
-    bad, data, announced = read(store, pages)
+    bad, data = read(store, pages)
     assert bad == []
     assert data == [payload for _, payload in pages]
-    assert announced[-1] == 3
 
 
 def segments(folder: Path) -> list[Path]:
@@ -76,33 +74,6 @@ def test_pages_come_back_as_they_were_written_also_after_a_restart(tmp_path: Pat
     again = open_store(tmp_path)
     assert_all_good(again, pages)
     again.close()
-
-
-def test_layers_are_announced_when_they_are_there_and_not_before(tmp_path: Path) -> None:
-    """Two groups whose layers alternate, read in blocks of two layers."""
-    wide = (Part("k", 1, 8192, 2),)
-    spec = KVSpec((LayerGroup("full", (2, 5), wide), LayerGroup("sliding", (0, 1, 3, 4, 6), wide, 8)), page_size=4)
-    store = open_store(tmp_path, spec=spec, budget=10**8)
-    rng = np.random.default_rng(0)
-    pages, payloads = [], []
-    for group in (0, 1, 1, 0):
-        pages.append(DiskPage(group, bytes([len(pages)]) * 16, bytes(16), 0))
-        payloads.append(rng.bytes(spec.page_bytes(group)))
-    assert store.write(pages, [memoryview(p) for p in payloads]) == []
-    targets = [bytearray(len(p)) for p in payloads]
-    announced = []
-
-    def arrived(layers: int) -> None:
-        announced.append(layers)
-        for page, target, payload in zip(pages, targets, payloads):
-            there = sum(layer < layers for layer in spec.groups[page.group].layers) * 4 * 8192 * 2
-            assert target[:there] == payload[:there], f"layers before {layers} were announced and are not there"
-
-    assert store.read(pages, [memoryview(t) for t in targets], arrived) == []
-    assert announced[-1] == 7
-    assert len(announced) > 2
-    assert announced == sorted(announced)
-    store.close()
 
 
 def test_a_page_is_written_once(tmp_path: Path) -> None:
@@ -169,7 +140,7 @@ def test_a_flipped_bit_never_reaches_anybody(
     if restart:
         store = open_store(folder)
     present = [entry for entry in pages if store.has(0, entry[0].key)]
-    bad, got, announced = read(store, present)
+    bad, got = read(store, present)
     assert len(bad) <= 1, "one bit spoiled more than one page"
     for i, (page, payload) in enumerate(present):
         if i in dict(bad):
@@ -178,7 +149,6 @@ def test_a_flipped_bit_never_reaches_anybody(
             assert got[i] == payload, "wrong bytes were handed out"
     if bad:
         assert bad[0][1] == "disk_checksum"
-        assert announced[-1] == -1
         assert store.counts["disk_checksum"] == 1
     store.close()
 
@@ -189,7 +159,7 @@ def test_a_record_for_other_tokens_is_not_believed(tmp_path: Path) -> None:
     ((page, payload),) = chain(1)
     write(store, [(page, payload)])
     other = DiskPage(0, page.key, b"\1" * 16, 0)
-    bad, _, _ = read(store, [(other, payload)])
+    bad, _ = read(store, [(other, payload)])
     assert bad == [(0, "disk_checksum")]
     store.close()
 
@@ -203,7 +173,7 @@ def test_a_deleted_file_costs_its_pages_and_the_tier_goes_on(tmp_path: Path) -> 
     first, *others = segments(tmp_path)
     assert others
     first.unlink()
-    bad, data, _ = read(store, pages)
+    bad, data = read(store, pages)
     assert bad
     assert {why for _, why in bad} <= {"disk_file_deleted", "disk_gone"}
     lost = {i for i, _ in bad}

@@ -36,8 +36,8 @@ class Backup:
 class Load:
     """Copy host pages to device pages, layer by layer in the model's order.
 
-    ``progress`` is the control word of the host region that says up to which layer the host pages have arrived from
-    disk; -1: they are complete.
+    ``progress`` is the control word of the host region that says whether the host pages have arrived from disk; -1: they
+    are there.
     """
 
     id: int
@@ -65,7 +65,7 @@ class DiskWrite:
 
 @dataclass(frozen=True, slots=True)
 class DiskRead:
-    """Fill host pages from the disk tier, publishing layers in the control word ``progress`` as they arrive."""
+    """Fill host pages from the disk tier; the control word ``progress`` says when that is done, or has failed."""
 
     id: int
     pages: tuple[DiskPage, ...]

@@ -2,12 +2,11 @@
 
     segment  = header (64 bytes), records, and when it is sealed: index entries, trailer
     record   = header, payload (one canonical page of one layer group)
-    record's header = magic, group, layers, bytes of tokens, bytes of payload, address (16), tokens, a checksum for each
-               block of layers of the payload, a checksum of the header so far; padded with zeros to a multiple of 64
+    record's header = magic, group, layers, bytes of tokens, bytes of payload, address (16), tokens, checksum of the
+               payload, checksum of the header so far; padded with zeros to a multiple of 64
 
-A record is good when its header's checksum is right and the payload is within the file; a block of layers when its own
-checksum is. So a file cut anywhere loses the record at the cut and no other. A block is as many layers as make 128 KiB:
-the first layers can be used before the last are read, and reads stay long.
+A record is good when its header's checksum is right and the payload is within the file; its payload when its own
+checksum is. So a file cut anywhere loses the record at the cut and no other.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ _SEGMENT_MAGIC = b"forebay-kv-1\r\n\x1a\x00"
 SEGMENT_HEADER_BYTES = 64
 _RECORD = struct.Struct("<4sHHII16s")
 _RECORD_MAGIC = b"FBR1"
-_BLOCK_BYTES = 128 * 1024
 _ENTRY = struct.Struct("<16sQH6x")
 _TRAILER = struct.Struct("<8sQQQ")
 _TRAILER_MAGIC = b"FBINDEX1"
@@ -73,22 +71,8 @@ class RecordShape:
         return self.layers * self.layer_bytes
 
     @property
-    def block_layers(self) -> int:
-        """Layers of a block; the last one may have fewer."""
-        return max(1, -(-_BLOCK_BYTES // self.layer_bytes))
-
-    @property
-    def num_blocks(self) -> int:
-        return -(-self.layers // self.block_layers)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a whole block."""
-        return self.block_layers * self.layer_bytes
-
-    @property
     def header_bytes(self) -> int:
-        return -(-(_RECORD.size + self.token_bytes + 8 * self.num_blocks + 8) // 64) * 64
+        return -(-(_RECORD.size + self.token_bytes + 8 + 8) // 64) * 64
 
     @property
     def record_bytes(self) -> int:
@@ -96,15 +80,13 @@ class RecordShape:
 
     def pack(self, address: bytes, tokens: bytes, payload: memoryview) -> bytes:
         """The header for ``payload``."""
-        size = self.block_bytes
-        sums = [xxhash.xxh3_64_intdigest(payload[start : start + size]) for start in range(0, len(payload), size)]
         fixed = _RECORD.pack(_RECORD_MAGIC, self.group, self.layers, self.token_bytes, self.payload_bytes, address)
-        body = fixed + tokens + struct.pack(f"<{self.num_blocks}Q", *sums)
+        body = fixed + tokens + struct.pack("<Q", xxhash.xxh3_64_intdigest(payload))
         return (body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))).ljust(self.header_bytes, b"\0")
 
-    def unpack(self, header: bytes) -> tuple[bytes, bytes, tuple[int, ...]] | None:
-        """(address, tokens, block checksums), or None if the header is not whole or of another shape."""
-        body_bytes = _RECORD.size + self.token_bytes + 8 * self.num_blocks
+    def unpack(self, header: bytes) -> tuple[bytes, bytes, int] | None:
+        """(address, tokens, checksum of the payload), or None if the header is not whole or of another shape."""
+        body_bytes = _RECORD.size + self.token_bytes + 8
         if len(header) < self.header_bytes:
             return None
         magic, group, layers, token_bytes, payload_bytes, address = _RECORD.unpack_from(header)
@@ -115,7 +97,8 @@ class RecordShape:
         if checksum != xxhash.xxh3_64_intdigest(header[:body_bytes]):
             return None
         tokens = header[_RECORD.size : _RECORD.size + self.token_bytes]
-        return address, tokens, struct.unpack_from(f"<{self.num_blocks}Q", header, _RECORD.size + self.token_bytes)
+        (payload_sum,) = struct.unpack_from("<Q", header, _RECORD.size + self.token_bytes)
+        return address, tokens, payload_sum
 
     @staticmethod
     def group_of(header: bytes) -> int | None:

@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from forebay.engine.cache.actions import DiskPage
 from forebay.engine.cache.config import FsyncPolicy
 from forebay.engine.cache.digests import root_digest
 from forebay.engine.cache.disk_format import RecordShape
-from forebay.engine.cache.disk_reader import RecordReader
 from forebay.engine.cache.disk_segments import Segment, open_segment, segment_number
 from forebay.errors import RefusedError
 from forebay.planning.kv_spec import KVSpec
@@ -75,7 +76,6 @@ class DiskStore:
             g: RecordShape(g, len(group.layers), spec.page_bytes(g) // len(group.layers), 4 * spec.page_size)
             for g, group in enumerate(spec.groups)
         }
-        self._layers = [group.layers for group in spec.groups]
         largest_page = max(shape.record_bytes for shape in self.shapes.values())
         self._segment_bytes = max(largest_page, min(segment_bytes, budget // 8))
         self._fsync = fsync
@@ -227,24 +227,37 @@ class DiskStore:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def read(
-        self, pages: Sequence[DiskPage], targets: Sequence[memoryview], arrived: Callable[[int], None]
-    ) -> list[tuple[int, str]]:
-        """Fill ``targets``, a block of layers of all pages at a time; returns (index, why) for pages that are bad.
+    def read(self, pages: Sequence[DiskPage], targets: Sequence[memoryview]) -> list[tuple[int, str]]:
+        """Fill ``targets``, in the order of the files; returns (index, why) for pages that are bad.
 
-        ``arrived(n)`` is called when the model's layers 0 .. n - 1 of every page are there and good, and with -1 as soon
-        as one page is bad; the rest are read to their end all the same. A bad page leaves the index.
+        A record is read whole: the kernel reads ahead of a file that is read in order, and any other order, layers
+        first for example, has cost more than it hid. A bad page leaves the index; the others are read all the same.
         """
         bad: dict[int, str] = {}
         files = self._locate(pages, bad)
         try:
-            reader = RecordReader(pages, targets, files, self.shapes, self._layers, self._before)
-            reader.read(bad, arrived)
+            for i, (descriptor, offset) in sorted(files.items(), key=lambda item: item[1]):
+                if why := self._read_record(pages[i], descriptor, offset, targets[i]):
+                    bad[i] = why
         finally:
             for descriptor in {descriptor for descriptor, _ in files.values()}:
                 os.close(descriptor)
         self._drop(pages, bad)
         return sorted(bad.items())
+
+    def _read_record(self, page: DiskPage, descriptor: int, offset: int, target: memoryview) -> str:
+        """Read one page into ``target``; returns why it is bad, or nothing."""
+        shape = self.shapes[page.group]
+        header = bytearray(shape.header_bytes)
+        try:
+            self._before("disk_read")
+            count = os.preadv(descriptor, [header, target], offset)
+        except OSError:
+            return "disk_read_error"
+        found = shape.unpack(bytes(header)) if count == shape.record_bytes else None
+        if found != (page.key, page.tokens, xxhash.xxh3_64_intdigest(target)):
+            return "disk_checksum"
+        return ""
 
     def _locate(self, pages: Sequence[DiskPage], bad: dict[int, str]) -> dict[int, tuple[int, int]]:
         """For each page (descriptor of our own, offset of its record)."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from forebay.engine.cache.actions import Action, Backup, DiskPage, DiskRead, DiskWrite, Done, Load
 from forebay.engine.cache.disk_store import DiskStore
 from forebay.engine.cache.gates import LoadGate
-from forebay.engine.cache.host_region import HostRegion
+from forebay.engine.cache.host_region import READ_COMPLETE, READ_FAILED, READ_PENDING, HostRegion
 from forebay.engine.cache.lanes import Lane
 from forebay.engine.cache.transfers import RankTransfers
 
@@ -80,16 +80,13 @@ class DiskLanes:
     def _read(self, action: DiskRead) -> None:
         started = time.perf_counter()
         control = self._region.control
-
-        def arrived(layers: int) -> None:
-            control[action.progress] = layers
-
         try:
-            bad = self.store.read(action.pages, [self._page(p) for p in action.pages], arrived)
+            bad = self.store.read(action.pages, [self._page(p) for p in action.pages])
         except BaseException:
-            arrived(-1)
+            control[action.progress] = READ_FAILED
             self._finish(Done(action.id, False, bad=tuple((i, "disk_read_error") for i in range(len(action.pages)))))
             raise
+        control[action.progress] = READ_FAILED if bad else READ_COMPLETE
         self._finish(self._result(action, bad, started))
 
     def _result(self, action: DiskWrite | DiskRead, bad: list[tuple[int, str]], started: float) -> Done:
@@ -147,7 +144,7 @@ class RankExecutor:
             if isinstance(action, DiskWrite):
                 self.disk.writes.put(action)
             else:
-                self._region.control[action.progress] = 0
+                self._region.control[action.progress] = READ_PENDING
                 self.disk.reads.put(action)
             return
         if self._broadcast is not None and self._ranks > 1:

@@ -21,12 +21,14 @@ from forebay.errors import RefusedError
 from forebay.planning.embedded import CONTROL_BYTES
 from forebay.sizes import format_size
 
-__all__ = ["HostRegion", "Progress"]
+__all__ = ["READ_COMPLETE", "READ_FAILED", "READ_PENDING", "HostRegion", "Progress"]
 
 Progress = Callable[[int, int, float], None]
 """(bytes done, bytes in total, bytes a second)"""
 
 CONTROL_BYTES = CONTROL_BYTES
+READ_PENDING, READ_COMPLETE, READ_FAILED = 0, 1, -1
+
 _CHUNK = 64 * 2**20
 
 
@@ -47,7 +49,7 @@ class HostRegion:
         self._map = mmap.mmap(descriptor, self.nbytes)
         whole: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
         self.control: npt.NDArray[np.int64] = whole[:CONTROL_BYTES].view(np.int64)
-        """Progress of disk reads, one word each: layers that have arrived, or -1 when the read failed."""
+        """How each disk read stands: READ_PENDING, READ_COMPLETE or READ_FAILED."""
         self._whole = whole
         self._groups = []
         start = CONTROL_BYTES

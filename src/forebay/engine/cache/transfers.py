@@ -14,6 +14,7 @@ import numpy.typing as npt
 from forebay.engine.cache.actions import Backup, DecisionDigest, Done, Load
 from forebay.engine.cache.copier import Copier
 from forebay.engine.cache.gates import LoadGate, LoadProgress
+from forebay.engine.cache.host_region import READ_FAILED, READ_PENDING
 from forebay.engine.cache.lanes import Lane
 
 __all__ = ["RankTransfers"]
@@ -28,12 +29,12 @@ class RankTransfers:
     Args:
         copier: moves the bytes.
         num_layers: the model's layers.
-        control: the host region's control words, through which rank 0 says how far a disk read has come.
+        control: the host region's control words, through which rank 0 says how a disk read stands.
         before: called with ``"backup"`` or ``"load"`` (and again for each layer) before bytes move; what it raises
             fails the transfer. A seam for injected faults.
         threaded: False: nothing moves until ``run_one`` is called.
         idle: what a load does while it waits for the disk.
-        give_up_s: a load that waits longer than this for one layer from disk fails.
+        give_up_s: a load that waits longer than this for the disk fails.
     """
 
     def __init__(
@@ -112,9 +113,9 @@ class RankTransfers:
         moved = 0
         try:
             self._before("load")
+            self._await_disk(action)
             for layer in range(self._num_layers):
                 self._before("load_layer")
-                self._await_disk(action, layer)
                 moved += sum(self._copier.load_layer(piece, layer) for piece in action.pieces)
                 self._copier.wait()
                 progress.advance(layer + 1)
@@ -125,17 +126,17 @@ class RankTransfers:
             return
         self._finish(Done(action.id, True, moved, time.perf_counter() - started))
 
-    def _await_disk(self, action: Load, layer: int) -> None:
-        """Return when ``layer`` of the record's host pages has come from disk (or did not have to)."""
+    def _await_disk(self, action: Load) -> None:
+        """Return when the record's host pages have come from disk (or did not have to)."""
         if action.progress < 0:
             return
         deadline = time.monotonic() + self._give_up_s
-        while (arrived := int(self._control[action.progress])) <= layer:
-            if arrived < 0:
-                raise OSError("its pages could not be read from disk")
+        while (state := int(self._control[action.progress])) == READ_PENDING:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"layer {layer} did not come from disk within {self._give_up_s:.0f} s")
+                raise TimeoutError(f"its pages did not come from disk within {self._give_up_s:.0f} s")
             self._idle()
+        if state == READ_FAILED:
+            raise OSError("its pages could not be read from disk")
 
     def _finish(self, done: Done) -> None:
         self._done.append(done)
