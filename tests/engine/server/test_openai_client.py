@@ -260,7 +260,7 @@ def test_the_operator_endpoints(server: ServerProcess) -> None:
         pools["device_pool_bytes_total"]
         == pools["device_pool_tokens"] * info["effective"]["kv_bytes_per_token"]["per_rank"]
     )
-    assert pools["host_pool_bytes_total"] == 100_000_000
+    assert 90_000_000 < pools["host_pool_bytes_total"] <= 100_000_000
     assert "text/html" in ask(server.url + "/").headers["content-type"]
     cache = server.get("/cache").json()
     assert "tiers" in cache

@@ -168,7 +168,7 @@ class FrontServer:
             case StageReport():
                 self._on_stage(message)
             case Resolved():
-                self._on_resolved(message.folder)
+                self._on_resolved(message.folder, message.comm_path)
             case Ready():
                 self._on_ready(message)
             case Failed():
@@ -180,9 +180,9 @@ class FrontServer:
         progress = None if message.progress is None else round(message.progress, 3)
         self._log.info("stage", rank=message.rank, name=message.stage, progress=progress, doing=message.doing)
 
-    def _on_resolved(self, folder: str) -> None:
+    def _on_resolved(self, folder: str, comm_path: str | None) -> None:
         for rank in range(1, self._config.process.tp):
-            self._workers.spawn(rank, folder)
+            self._workers.spawn(rank, folder, comm_path)
         self._watch_workers()
         self._background(self._read_text(Path(folder)))
 

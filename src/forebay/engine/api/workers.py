@@ -40,7 +40,7 @@ class WorkerGroup:
     def ranks(self) -> list[int]:
         return list(self._processes)
 
-    def spawn(self, rank: int, folder: str | None = None) -> None:
+    def spawn(self, rank: int, folder: str | None = None, comm_path: str | None = None) -> None:
         """Start a rank. It shares our session and process group, and ignores the terminal's signals: we tell it to end."""
         start = WorkerStart(
             rank=rank,
@@ -51,6 +51,7 @@ class WorkerGroup:
             process=self._config.process,
             machine=self._machine,
             folder=folder,
+            comm_path=comm_path,
         )
         command = [sys.executable, "-m", "forebay.engine.runtime.worker"]
         held = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}

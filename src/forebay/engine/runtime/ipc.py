@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 import zmq
 
-from forebay.engine.runtime.messages import FrontMessage, PlanMessage, WorkerMessage
+from forebay.engine.runtime.messages import Followed, FrontMessage, PlanMessage, WorkerMessage
 
 __all__ = ["Endpoints", "Inbox", "Outbox"]
 
@@ -46,10 +46,9 @@ class Endpoints(msgspec.Struct, frozen=True):
         """Bound by the front; FrontMessages."""
         return self._address("rank0")
 
-    @property
-    def plan(self) -> str:
-        """Bound by rank 0 (PUB); PlanMessages for the other ranks."""
-        return self._address("plan")
+    def plan(self, rank: int) -> str:
+        """Bound by ``rank`` (1 or more); rank 0's PlanMessages for it."""
+        return self._address(f"plan{rank}")
 
     @property
     def followed(self) -> str:
@@ -73,7 +72,7 @@ class Outbox:
         else:
             self._socket.connect(address)
 
-    def send(self, message: FrontMessage | WorkerMessage | PlanMessage) -> None:
+    def send(self, message: FrontMessage | WorkerMessage | PlanMessage | Followed) -> None:
         """Queue ``message``; never blocks: there is no high-water mark (senders are bounded by the request queue), and
         where a bound socket has no peer any more, the message is dropped: whoever it was for is dead."""
         with contextlib.suppress(zmq.Again):

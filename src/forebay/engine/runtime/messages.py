@@ -2,7 +2,7 @@
 
     front  -> rank 0     FrontMessage:  Submit, Abort, Call, Stop
     rank r -> front      WorkerMessage: Hello, StageReport, Resolved, Ready, Failed, StepReport, Reply, Heartbeat
-    rank 0 -> ranks > 0  PlanMessage:   StepPlan, Transfers, EndOfPlan
+    rank 0 -> ranks > 0  PlanMessage:   Attach, StepPlan, Transfer, EndOfPlan
     rank r -> rank 0     Followed: what a rank has done, with the digest of all decisions so far
 
 Token arrays travel as int32 bytes (all processes are on one machine). Nothing here imports torch or numpy: the front does
@@ -19,14 +19,17 @@ import msgspec
 
 __all__ = [
     "Abort",
+    "Attach",
     "Call",
     "EndOfPlan",
+    "EndedTransfer",
     "Failed",
     "Followed",
     "FrontMessage",
     "Heartbeat",
     "Hello",
     "PlanMessage",
+    "PlannedGate",
     "PlannedSequence",
     "Ready",
     "Reply",
@@ -37,7 +40,7 @@ __all__ = [
     "Stop",
     "Submit",
     "TokenEvent",
-    "Transfers",
+    "Transfer",
     "WorkerMessage",
     "pack_tokens",
 ]
@@ -116,9 +119,10 @@ class StageReport(_Wire, frozen=True):
 
 
 class Resolved(_Wire, frozen=True):
-    """MODEL is this local Hugging Face folder."""
+    """MODEL is this local Hugging Face folder; ``comm_path`` is the memory over which ranks exchange tensors."""
 
     folder: str
+    comm_path: str | None = None
 
 
 class Ready(_Wire, frozen=True):
@@ -197,33 +201,55 @@ class PlannedSequence(msgspec.Struct, array_like=True, frozen=True):
     sample: bool
 
 
+class PlannedGate(msgspec.Struct, array_like=True, frozen=True):
+    """The loads whose layers a step must wait for, and how long it may wait for all of them."""
+
+    load_ids: tuple[int, ...]
+    timeout_s: float
+
+
 class StepPlan(_Wire, frozen=True):
-    """Run this step. ``gate_ids`` are the transfers whose layers it must wait for."""
+    """Run this step."""
 
     step: int
     seqs: list[PlannedSequence]
-    gate_ids: tuple[int, ...] = ()
+    gates: tuple[PlannedGate, ...] = ()
 
 
-class Transfers(_Wire, frozen=True):
-    """Start these transfers before the next step; ``actions`` is the cache's own encoding of its decisions."""
+class Attach(_Wire, frozen=True):
+    """The host region is here (a path every rank can open); None: there is none. The first plan."""
 
-    step: int
-    actions: bytes
+    region_path: str | None
+
+
+class Transfer(_Wire, frozen=True):
+    """Start this transfer; ``record`` is a cache.actions.Backup or Load, as ``kind`` says, in msgpack."""
+
+    kind: str
+    record: bytes
 
 
 class EndOfPlan(_Wire, frozen=True):
     """No more steps: free everything and exit."""
 
 
-PlanMessage = StepPlan | Transfers | EndOfPlan
+PlanMessage = Attach | StepPlan | Transfer | EndOfPlan
+
+
+class EndedTransfer(msgspec.Struct, array_like=True, frozen=True):
+    """A cache.actions.Done of one rank."""
+
+    id: int
+    ok: bool
+    nbytes: int
+    seconds: float
+    reason: str
 
 
 class Followed(_Wire, frozen=True):
-    """A rank has done everything up to ``step``; ``digest`` hashes every plan it got, in order."""
+    """A rank has done everything up to ``step``; ``digest`` hashes every step it was given, in order."""
 
     rank: int
     step: int
-    digest: str
-    finished_transfers: tuple[int, ...] = ()
-    failed_transfers: tuple[int, ...] = ()
+    digest: int
+    transfers: list[EndedTransfer]

@@ -70,6 +70,11 @@ class StepBatch:
 class LayerGate(Protocol):
     """A transfer that fills pages this step reads."""
 
+    ids: tuple[int, ...]
+    """Names the loads on every rank: each rank makes its own gate over them."""
+    timeout_s: float
+    """Waiting allowed over all layers together."""
+
     def wait_layer(self, layer: int) -> bool:
         """Block until ``layer`` (the model's numbering) has arrived; False when the transfer failed."""
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -32,6 +33,9 @@ from forebay.engine.runtime.messages import (
     StageReport,
 )
 from forebay.errors import ExitCode, ForebayError
+
+if TYPE_CHECKING:
+    from forebay.engine.runtime.comm import Comm
 
 __all__ = ["Machine", "WorkerStart", "main", "name_process"]
 
@@ -59,6 +63,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     folder: str | None = None
     """The model's folder where it is known already (ranks above 0)."""
+    comm_path: str | None = None
+    """The ranks' shared memory (ranks above 0)."""
 
 
 class _Worker:
@@ -70,7 +76,9 @@ class _Worker:
         bridge_logging(self.log)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.outbox = Outbox(self.context, start.endpoints.to_front)
-        self.inbox: Inbox[FrontMessage] = Inbox(self.context, start.endpoints.to_rank0, FrontMessage)
+        # Messages go round among all who connect, so only rank 0 may.
+        address = start.endpoints.to_rank0 if start.rank == 0 else "inproc://nobody"
+        self.inbox: Inbox[FrontMessage] = Inbox(self.context, address, FrontMessage)
         self.steps_done = 0
         self._last_report: tuple[str, str | None, float] = ("", None, -1.0)
         self._ending = threading.Event()
@@ -91,21 +99,61 @@ class _Worker:
         """Resolve, load, serve until told to stop."""
         from forebay.engine.runtime.convert import resolve_model
 
-        folder = self.start.folder
+        start = self.start
+        folder, comm_path = start.folder, start.comm_path
         if folder is None:
-            folder = str(resolve_model(self.start.model.model, lambda doing, done: self.report("loading", done, doing)))
-            self.outbox.send(Resolved(folder))
+            folder = str(resolve_model(start.model.model, lambda doing, done: self.report("loading", done, doing)))
+            if start.process.tp > 1:
+                from forebay.engine.runtime.comm import shared_buffer
+
+                comm_path = f"/proc/{os.getpid()}/fd/{shared_buffer(start.process.tp)}"
+            self.outbox.send(Resolved(folder, comm_path))
         self.report("loading", 0.0)
-        from forebay.engine.runtime.build import build_engine  # torch comes with it
+        if start.rank == 0:
+            self._lead(Path(folder), comm_path)
+        else:
+            self._follow(Path(folder), comm_path)
+
+    def _lead(self, folder: Path, comm_path: str | None) -> None:
+        """Rank 0: the scheduler, the cache's decisions, this rank's part of every step."""
+        from forebay.engine.runtime.build import build_engine, build_rank  # torch comes with it
+        from forebay.engine.runtime.ranks import RankGroup
         from forebay.engine.runtime.serving import EngineLoop
 
-        engine = build_engine(self.start, Path(folder), self.report, self.log)
+        start = self.start
+        group = RankGroup(self.context, start.endpoints, start.process.tp) if start.process.tp > 1 else None
+        rank = build_rank(start, folder, self.report, self.log, self._comm(comm_path))
+        engine = build_engine(rank, group, self.report, self.log)
         try:
             die_with_parent()
-            self.outbox.send(Ready(self.start.rank, engine.info))
+            self.outbox.send(Ready(start.rank, engine.info))
             EngineLoop(engine, self.inbox, self.outbox, self._count_step).run()
         finally:
             engine.close()
+            if group is not None:
+                group.end()
+
+    def _follow(self, folder: Path, comm_path: str | None) -> None:
+        """A rank above 0: does what rank 0 says."""
+        from forebay.engine.runtime.build import build_rank
+        from forebay.engine.runtime.ranks import Follower
+
+        follower = Follower(self.start.rank, self.context, self.start.endpoints)
+        try:
+            rank = build_rank(self.start, folder, self.report, self.log, self._comm(comm_path))
+            die_with_parent()
+            self.outbox.send(Ready(self.start.rank, {}))
+            follower.run(rank.runner, rank.follow_transfers, self._count_step)
+        finally:
+            follower.close()
+
+    def _comm(self, path: str | None) -> Comm | None:
+        """The other ranks, over rank 0's shared memory; None: there are none."""
+        if path is None:
+            return None
+        from forebay.engine.runtime.comm import SharedMemoryComm
+
+        return SharedMemoryComm(self.start.rank, self.start.process.tp, os.open(path, os.O_RDWR))
 
     def fail(self, error: BaseException) -> int:
         """Report a failure; returns the exit code."""
