@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forebay.causes import Cause
 from forebay.machine.interface import Machine
+from forebay.operation.doctor import Diagnosis as DoctorAnswer
 from forebay.operation.doctor import Observations, SourceLog, diagnose, read_file
 from forebay.operation.doctor.run_folder import diagnose_run as ask_doctor
 from forebay.operation.observation import OwnerKind, Seen
@@ -20,7 +21,7 @@ from forebay.servers.base import Role
 __all__ = ["Diagnosis", "diagnose_log", "diagnose_run"]
 
 _WANTED_EXITS = (0, -2, -15, 130, 143)
-_WEAK = (None, Cause.UNKNOWN, Cause.STOPPED_ON_REQUEST, Cause.ENGINE_BUG)
+_WEAK = (Cause.UNKNOWN, Cause.ENGINE_BUG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def diagnose_run(run: Run, machine: Machine, seen: Seen) -> Diagnosis:
     """The cause of ``run``'s death, from its log, its exit code, what the machine recorded and what the watch saw."""
     answer = ask_doctor(run, machine)
     evidence = tuple(f"{item.source}:{item.line}: {item.text}" if item.line else item.text for item in answer.evidence)
-    return _weighed(Diagnosis(answer.cause or Cause.UNKNOWN, evidence, answer.fix), seen)
+    return _weighed(Diagnosis(_cause(answer), evidence, answer.fix), seen)
 
 
 def diagnose_log(log: str | None, server: str, seen: Seen) -> Diagnosis:
@@ -57,7 +58,14 @@ def diagnose_log(log: str | None, server: str, seen: Seen) -> Diagnosis:
     known = server if server in ("embedded", "sglang", "vllm") else None
     answer = diagnose(sources, Observations(server=known, exit_code=exit_code))
     evidence = tuple(f"{item.source}:{item.line}: {item.text}" if item.line else item.text for item in answer.evidence)
-    return _weighed(Diagnosis(answer.cause or Cause.UNKNOWN, evidence, answer.fix), seen)
+    return _weighed(Diagnosis(_cause(answer), evidence, answer.fix), seen)
+
+
+def _cause(answer: DoctorAnswer) -> str:
+    """The doctor calls an orderly end nothing wrong; for whoever waits for the server it is a death with a reason."""
+    if answer.cause is None and "stopped on request" in answer.meaning:
+        return Cause.STOPPED_ON_REQUEST
+    return answer.cause or Cause.UNKNOWN
 
 
 def _weighed(told: Diagnosis, seen: Seen) -> Diagnosis:
