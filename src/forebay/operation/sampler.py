@@ -72,15 +72,17 @@ class Sampler:
         self._lost: dict[int, Lost] = {}
         self._scanned_at: float | None = None
         self._foreign: tuple[int, Owner] | None = None
+        self._held: tuple[int, Owner] | None = None
 
     def look(self, at: float, *, scan_s: float) -> Look:
         """One look at ``at`` (monotonic seconds)."""
+        whole = self._scanned_at is None or at - self._scanned_at >= scan_s
         if self.front is not None:
-            if self._scanned_at is None or at - self._scanned_at >= scan_s:
+            if whole:
                 self._scan(at)
             else:
                 self._refresh()
-        owner = self._owner()
+        owner = (None if whole else self._still_ours()) or self._owner()
         alive = [info for info in self.members.values() if not info.is_zombie]
         watched = tuple(
             Watched(info.pid, self._roles.get(info.pid, Role.HELPER), info.state, info.command) for info in alive
@@ -89,7 +91,7 @@ class Sampler:
 
     def follow(self, front: ProcessId) -> None:
         """From now on ``front`` is the server (the pid behind a listening socket, found later)."""
-        self.front, self._scanned_at = front, None
+        self.front, self._scanned_at, self._held = front, None, None
         for known in (self.members, self._roles, self._lost, self._first_seen):
             known.clear()
 
@@ -187,8 +189,19 @@ class Sampler:
             ours = socket_owners(self._machine, {serving.inode}, self.members).get(serving.inode)
             if ours:
                 pid = min(ours)
-                return Owner(OwnerKind.OURS, pid, self.members[pid].command)
+                self._held = (serving.inode, Owner(OwnerKind.OURS, pid, self.members[pid].command))
+                return self._held[1]
         return self._stranger(serving)
+
+    def _still_ours(self) -> Owner | None:
+        """Between scans one process's descriptors answer: the table of all sockets is long on a busy server."""
+        if self._held is None:
+            return None
+        inode, owner = self._held
+        if owner.pid in self.members and socket_owners(self._machine, {inode}, [owner.pid]):
+            return owner
+        self._held = None
+        return None
 
     def _stranger(self, serving: Listener) -> Owner:
         """Who else it is: every process's descriptors are read, so once a socket only."""

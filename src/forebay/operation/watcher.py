@@ -47,7 +47,7 @@ class Pace:
     turn: tuple[float, float] = (0.1, 0.5)
     listening_s: float = 0.05  # between the first listening socket and ready: what happens now is what is waited for
     sample: tuple[float, float] = (0.3, 1.0)
-    scan: tuple[float, float] = (0.5, 5.0)
+    scan: tuple[float, float] = (0.5, 10.0)
     health: tuple[float, float] = (0.05, 10.0)
     token_s: float = 30.0
     counters: tuple[float, float] = (2.0, 15.0)
