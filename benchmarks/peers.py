@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,7 @@ PREFILLS = (512, 2048)
 
 def main() -> None:
     args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped whatever ends this run
     cases = [f"{n} streams" for n in STREAMS] + [f"prefill {n}" for n in PREFILLS]
     logs = Path(tempfile.mkdtemp(prefix="peers-"))
     servers = build_servers(args)
