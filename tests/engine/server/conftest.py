@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,3 +35,11 @@ def client(server: ServerProcess) -> Iterator[object]:
 
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
         yield made
+
+
+@pytest.fixture
+def private_tmp() -> Iterator[Path]:
+    """A TMPDIR for one server; its path is short, as Unix sockets need."""
+    folder = Path(tempfile.mkdtemp(prefix="fbt-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

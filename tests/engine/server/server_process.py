@@ -44,11 +44,12 @@ def ask(url: str, body: Any = None, *, method: str = "GET", timeout_s: float = 6
 class ServerProcess:
     """Starts the server on a free port and waits until it is ready (unless told not to)."""
 
-    def __init__(self, model: str, log: Path, *options: str, wait: bool = True) -> None:
+    def __init__(self, model: str, log: Path, *options: str, wait: bool = True, tmp: Path | None = None) -> None:
         self.log = log
         command = [sys.executable, "-m", "forebay.engine", model, "--port", "0", "--device-cache", "64MB", *options]
+        environment = os.environ | ({} if tmp is None else {"TMPDIR": str(tmp)})
         with log.open("wb") as out:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
         port = self.wait_for(r"INFO listening .*port=(\d+)")[1]
         self.url = f"http://127.0.0.1:{port}"
         if wait:
@@ -119,12 +120,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def left_behind(before: set[str]) -> set[str]:
-    """New socket folders and shared-memory files since ``before`` (= an earlier ``traces()``)."""
-    return traces() - before
-
-
-def traces() -> set[str]:
-    tmp = os.environ.get("TMPDIR", "/tmp")
-    found = {str(path) for path in Path(tmp).glob("forebay-ipc-*")}
-    return found | {str(path) for path in Path("/dev/shm").glob("*forebay*")}
+def left_behind(private_tmp: Path) -> list[str]:
+    """What a server whose TMPDIR was ``private_tmp`` has left there, and named shared memory of ours."""
+    found = list(private_tmp.glob("forebay-ipc-*")) + list(Path("/dev/shm").glob("*forebay*"))
+    return [str(path) for path in found]

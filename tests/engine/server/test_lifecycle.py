@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from server_process import Answer, ServerProcess, is_alive, left_behind, traces
+from server_process import Answer, ServerProcess, is_alive, left_behind
 
 pytestmark = pytest.mark.engine
 
@@ -33,11 +33,13 @@ def ask_and_be_cut_off(server: ServerProcess) -> None:
         server.post("/v1/completions", LONG)
 
 
-def test_it_says_how_far_it_is_then_limits_its_queue_then_drains(smollm2: Path, tmp_path: Path) -> None:
-    before = traces()
+def test_it_says_how_far_it_is_then_limits_its_queue_then_drains(
+    smollm2: Path, tmp_path: Path, private_tmp: Path
+) -> None:
     server = ServerProcess(
         str(smollm2), tmp_path / "log", "--served-model-name", "smollm2", "--max-running", "1", "--max-queue", "1",
         "--drain-seconds", "200", wait=False,
+        tmp=private_tmp,
     )  # fmt: skip
     try:
         stages = set()
@@ -73,7 +75,7 @@ def test_it_says_how_far_it_is_then_limits_its_queue_then_drains(smollm2: Path, 
         assert "ERROR" not in server.text()
     finally:
         server.kill()
-    assert not left_behind(before)
+    assert not left_behind(private_tmp)
 
 
 def test_a_second_signal_ends_it_at_once(smollm2: Path, tmp_path: Path) -> None:
@@ -95,11 +97,11 @@ def test_a_second_signal_ends_it_at_once(smollm2: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["loading", "serving"])
-def test_a_killed_front_leaves_no_worker(moment: str, smollm2: Path, tmp_path: Path) -> None:
-    before = traces()
+def test_a_killed_front_leaves_no_worker(moment: str, smollm2: Path, tmp_path: Path, private_tmp: Path) -> None:
     server = ServerProcess(
         str(smollm2), tmp_path / "log", "--served-model-name", "smollm2", "--host-cache", "64MB",
         wait=moment == "serving",
+        tmp=private_tmp,
     )  # fmt: skip
     try:
         worker = server.worker_pid
@@ -114,12 +116,11 @@ def test_a_killed_front_leaves_no_worker(moment: str, smollm2: Path, tmp_path: P
             time.sleep(0.02)
     finally:
         server.kill()
-    assert not left_behind(before)
+    assert not left_behind(private_tmp)
 
 
-def test_a_killed_worker_ends_the_server_with_a_reason(smollm2: Path, tmp_path: Path) -> None:
-    before = traces()
-    server = ServerProcess(str(smollm2), tmp_path / "log", "--served-model-name", "smollm2")
+def test_a_killed_worker_ends_the_server_with_a_reason(smollm2: Path, tmp_path: Path, private_tmp: Path) -> None:
+    server = ServerProcess(str(smollm2), tmp_path / "log", "--served-model-name", "smollm2", tmp=private_tmp)
     try:
         answers: list[Answer] = []
         thread = in_background(server, LONG, answers)
@@ -135,7 +136,7 @@ def test_a_killed_worker_ends_the_server_with_a_reason(smollm2: Path, tmp_path: 
         assert "rank 0 was killed by SIGKILL" in errors[0]
     finally:
         server.kill()
-    assert not left_behind(before)
+    assert not left_behind(private_tmp)
 
 
 def test_a_stopped_worker_is_hung_and_a_stopped_client_is_not(smollm2: Path, tmp_path: Path) -> None:

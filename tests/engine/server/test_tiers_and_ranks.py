@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import ServerProcess, is_alive, left_behind, traces
+from server_process import ServerProcess, is_alive, left_behind
 
 pytestmark = pytest.mark.engine
 
@@ -46,11 +46,11 @@ def test_after_a_restart_the_first_request_is_found_on_disk(smollm2: Path, tmp_p
         second.kill()
 
 
-def test_three_ranks_serve_as_one_and_end_as_one(smollm2: Path, tmp_path: Path) -> None:
-    before = traces()
+def test_three_ranks_serve_as_one_and_end_as_one(smollm2: Path, tmp_path: Path, private_tmp: Path) -> None:
     server = ServerProcess(
         str(smollm2), tmp_path / "log", "--served-model-name", "smollm2", "--tp", "3", "--host-cache", "64MB",
         "--load", "always",
+        tmp=private_tmp,
     )  # fmt: skip
     try:
         tokens, _ = answer(server)
@@ -69,4 +69,4 @@ def test_three_ranks_serve_as_one_and_end_as_one(smollm2: Path, tmp_path: Path) 
         assert "was killed by SIGKILL" in errors[0]
     finally:
         server.kill()
-    assert not left_behind(before)
+    assert not left_behind(private_tmp)

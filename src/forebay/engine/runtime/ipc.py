@@ -1,14 +1,18 @@
 """ZeroMQ over a private folder: where the sockets are, and typed sending and receiving.
 
 The folder holds Unix sockets and is readable by this user only. A connected socket needs its name no more, so the
-front removes the folder as soon as every rank has said Hello; until then a rank that outlives the front removes it.
+front removes the folder as soon as the server is ready; until then a rank that outlives the front removes it. Where all
+were killed at once while starting, the next server does: the front holds a lock on its folder for as long as it lives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -20,6 +24,12 @@ from forebay.engine.runtime.messages import Followed, FrontMessage, PlanMessage,
 __all__ = ["Endpoints", "Inbox", "Outbox"]
 
 Message = TypeVar("Message")
+_PREFIX = "forebay-ipc-"
+_LOCK = "lock"
+_LONGEST_PARENT = 70
+"""A Unix socket's path may have 107 bytes (sun_path in linux/un.h)."""
+_YOUNG_S = 60.0
+"""A folder may not have its lock yet."""
 
 
 class Endpoints(msgspec.Struct, frozen=True):
@@ -29,8 +39,16 @@ class Endpoints(msgspec.Struct, frozen=True):
 
     @classmethod
     def create(cls) -> Endpoints:
-        """Make the folder (mode 0700)."""
-        return cls(tempfile.mkdtemp(prefix="forebay-ipc-"))
+        """Make the folder (mode 0700), lock it for the life of this process, and remove what dead servers left."""
+        parent = Path(tempfile.gettempdir())
+        if len(str(parent)) > _LONGEST_PARENT:
+            parent = Path("/tmp")
+        for old in parent.glob(_PREFIX + "*"):
+            _remove_if_dead(old)
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        lock = os.open(Path(folder) / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the descriptor stays open on purpose
+        return cls(folder)
 
     def remove(self) -> None:
         """Remove the folder; safe to call twice."""
@@ -57,6 +75,23 @@ class Endpoints(msgspec.Struct, frozen=True):
 
     def _address(self, name: str) -> str:
         return f"ipc://{Path(self.folder) / name}"
+
+
+def _remove_if_dead(folder: Path) -> None:
+    """Remove a folder of ours whose server is gone."""
+    try:
+        if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < _YOUNG_S:
+            return
+        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return  # gone meanwhile
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass  # its server lives
+    finally:
+        os.close(lock)
 
 
 class Outbox:
