@@ -39,7 +39,7 @@ bool has_amx() {
 }
 #endif
 
-#ifdef FB_HAVE_AVX512_BF16
+#if defined(FB_HAVE_AVX512_BF16) || defined(FB_HAVE_AMX)
 bool has_avx512_bf16() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
