@@ -38,8 +38,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt and output tokens of one request together; None: what the model says, if the device pool can hold it."""
     threads: int | None = None
     """Threads of matrix products and kernels, of all ranks together; None: the cores this process may use."""
-    batch_invariant: bool = True
-    """A row never depends on other rows. False lets a back end trade that for speed where it can."""
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
