@@ -95,12 +95,6 @@ def _choice(kind: Any) -> click.Choice[str]:
     "--chunk-size", default=_SCHEDULER.chunk_size, show_default=True, help="Most prompt tokens computed in one step."
 )
 @click.option(
-    "--batch-invariant/--no-batch-invariant",
-    default=True,
-    show_default=True,
-    help="The same request gives the same tokens whatever runs beside it.",
-)
-@click.option(
     "--drain-seconds", default=_PROCESS.drain_s, show_default=True, help="SIGTERM waits so long for requests."
 )
 @click.option(
@@ -144,7 +138,6 @@ def _config(given: dict[str, Any]) -> EngineConfig:
             dtype=given["dtype"],
             context_length=given["context_length"],
             threads=given["threads"],
-            batch_invariant=given["batch_invariant"],
         ),
         cache=CacheConfig(
             page_size=given["page_size"],
