@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forebay.causes import Cause
 from forebay.errors import UsageError
 
 __all__ = ["check_ranks"]
@@ -32,4 +33,5 @@ def check_ranks(tp: int, *, heads: int, kv_heads: int | None, widths: dict[str, 
     raise UsageError(
         f"--tp {tp}: a model with {heads} attention heads{kv}{also} cannot be divided over {tp} ranks",
         fix=f"use --tp {' or '.join(fine)}",
+        code=Cause.TP_NOT_DIVISIBLE,
     )
