@@ -163,7 +163,8 @@ class _Connection(asyncio.Protocol):
         if body.get("messages") and body["messages"][-1]["content"] == "refuse me":
             self._send(400, {"error": "refused, as asked"})
             return
-        state.first_s = state.first_s or time.monotonic()
+        if self._asked(body) > 1:  # a probe of one token is no part of a load
+            state.first_s = state.first_s or time.monotonic()
         state.in_work += 1
         state.most_in_work = max(state.most_in_work, state.in_work)
         plain = not (options.first_s or options.token_s or options.prompt_token_s or state.slots or options.drop)
@@ -287,7 +288,12 @@ class _Connection(asyncio.Protocol):
         self._state.last_s = time.monotonic()
 
     def _event(self, value: dict[str, Any]) -> None:
-        data = b"data: " + json.dumps(value).encode() + b"\n\n"
+        kind = "text_completion" if "text" in (value["choices"] or [{}])[0] else "chat.completion.chunk"
+        data = (
+            b"data: "
+            + json.dumps({"id": "null", "object": kind, "created": 0, "model": "null", **value}).encode()
+            + b"\n\n"
+        )
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def _send(self, status: int, value: dict[str, Any], more: bytes = b"") -> None:

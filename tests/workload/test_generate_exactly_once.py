@@ -26,7 +26,14 @@ def _size(journal: Path) -> int:
 
 
 def _run_with_kills(
-    rows: Path, output: Path, server: NullServer | EngineServer, kills: int, stretch: int, seed: int, options: list[str]
+    rows: Path,
+    output: Path,
+    server: NullServer | EngineServer,
+    kills: int,
+    stretch: int,
+    seed: int,
+    options: list[str],
+    server_share: float,
 ) -> None:
     """Kill client or server ``kills`` times, each after up to ``stretch`` bytes of progress, then let it finish."""
     chosen = random.Random(seed)
@@ -39,7 +46,7 @@ def _run_with_kills(
             time.sleep(0.005)
         time.sleep(chosen.random() * 0.05)
         assert client.poll() is None, "every kill must meet a run at work"
-        if chosen.random() < 0.5:
+        if chosen.random() < server_share:
             server.kill()
             server.restart()
         else:
@@ -67,7 +74,9 @@ def _exactly_once(
         assert code == 0, errors
         broken = tmp_path / "broken.jsonl"
         stretch = int(0.8 * _size(tmp_path / "whole.jsonl.journal" / "journal.log") / kills)
-        _run_with_kills(rows, broken, server, kills, stretch, seed, options)
+        _run_with_kills(
+            rows, broken, server, kills, stretch, seed, options, 0.3 if isinstance(server, EngineServer) else 0.5
+        )
     finally:
         server.kill()
     expected, found = _files(whole), _files(broken)
