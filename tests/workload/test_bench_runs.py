@@ -43,7 +43,7 @@ async def test_cold_misses_and_warm_hits_with_the_same_prompts() -> None:
     assert second.cached_tokens is not None
     assert second.cached_tokens > 0.8 * second.input_tokens
     assert any("measured the cache" in note for note in second.notes)
-    assert not first.notes
+    assert not any("measured the cache" in note for note in first.notes)  # other notes depend on the machine
     assert first.output_tokens == 8 * 6
 
 
