@@ -3,8 +3,9 @@
     python benchmarks/peers.py --model FOLDER --gguf BF16.gguf --llama-server BIN --vllm-python PYTHON [--json OUT]
 
 All servers are up at once (idle ones use no CPU); rounds are interleaved: each round measures every server once at every
-load, in a rotating order. Prompts are random token ids, new in every request, so that no prefix cache helps anyone. The
-table shows medians over rounds, and ratios of Forebay to the others within the same round.
+load, in a rotating order, once all the others have come to rest (thread pools spin on for a while after a request, and would
+take the cores from the next server's). Prompts are random token ids, new in every request, so that no prefix cache helps
+anyone. The table shows medians over rounds, and ratios of Forebay to the others within the same round.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from typing import Any
 
 from lib import peer_servers as ps
 from lib.client import run_streams
-from lib.roofline import prefill_roofline, read_bandwidth
 
 STREAMS = (1, 4, 16, 32)
 PREFILLS = (512, 2048)
+PREFILL_TRIES = 3
 
 
 def main() -> None:
@@ -39,6 +40,7 @@ def main() -> None:
     logs = Path(tempfile.mkdtemp(prefix="peers-"))
     servers = build_servers(args)
     results: dict[str, dict[str, list[float]]] = {s.name: {c: [] for c in cases} for s in servers}
+    ceilings: dict[str, list[float]] = {}
     try:
         for server in servers:
             ps.start(server, logs)
@@ -50,14 +52,16 @@ def main() -> None:
             order = servers[round_number % len(servers) :] + servers[: round_number % len(servers)]
             for case in cases:
                 for server in order:
+                    come_to_rest(servers)
                     results[server.name][case].append(measure(server, case))
+            for ceiling, value in ceilings_now(args.model).items():
+                ceilings.setdefault(ceiling, []).append(value)
             print(f"# round {round_number + 1} of {args.rounds} done", flush=True)
         memory = {s.name: ps.tree_rss_bytes(s) for s in servers}
         warm_start = restart_time(servers[0], logs)
     finally:
         for server in servers:
             ps.stop(server)
-    ceilings = {"read GB/s": read_bandwidth(), **{f"prefill {n}": prefill_roofline(args.model, n) for n in PREFILLS}}
     if not args.no_transformers:
         results["transformers"] = transformers_rows(args)
     report = {
@@ -115,8 +119,21 @@ def measure(server: ps.Server, case: str, tokens: int = 128) -> float:
         prompts = [random_prompt(16) for _ in range(int(count))]
         wall, _ = asyncio.run(run_streams(server.url, server.model, prompts, tokens, server.extra))
         return len(prompts) * tokens / wall
-    wall, answers = asyncio.run(run_streams(server.url, server.model, [random_prompt(int(count))], 1, server.extra))
-    return int(count) / answers[0].total_s
+    tries = []
+    for _ in range(PREFILL_TRIES):
+        _, answers = asyncio.run(run_streams(server.url, server.model, [random_prompt(int(count))], 1, server.extra))
+        tries.append(int(count) / answers[0].total_s)
+    return statistics.median(tries)
+
+
+def come_to_rest(servers: list[ps.Server], timeout_s: float = 5.0) -> None:
+    """Wait until no server used more than a twentieth of a core for 0.4 s."""
+    deadline = time.perf_counter() + timeout_s
+    while time.perf_counter() < deadline:
+        before = sum(ps.cpu_seconds(s) for s in servers)
+        time.sleep(0.4)
+        if sum(ps.cpu_seconds(s) for s in servers) - before <= 0.02:
+            return
 
 
 def idle_cpu(server: ps.Server, seconds: float = 5.0) -> float:
@@ -131,6 +148,15 @@ def restart_time(server: ps.Server, logs: Path) -> float:
     ps.stop(server)
     ps.start(server, logs)
     return server.first_token_s
+
+
+def ceilings_now(model: Path) -> dict[str, float]:
+    """The roofline beside this round's figures, in a process of its own (its thread pool ends with it)."""
+    script = Path(__file__).parent / "lib" / "roofline.py"
+    command = [sys.executable, str(script), str(model), *map(str, PREFILLS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def transformers_rows(args: argparse.Namespace) -> dict[str, list[float]]:
@@ -153,23 +179,23 @@ def cpu_name() -> str:
 def print_table(report: dict[str, Any], cases: list[str]) -> None:
     results = report["tokens_per_s"]
     names = list(results)
-    print(
-        "\n| tok/s, median | " + " | ".join(names) + " | ceiling | forebay / " + " | forebay / ".join(names[1:]) + " |"
-    )
-    print("|---" * (2 * len(names) + 1) + "|")
+    compared = [*names[1:], "ceiling"]
+    print("\n| " + " | ".join(["tok/s, median", *names, "ceiling", *(f"forebay / {n}" for n in compared)]) + " |")
+    print("|---" * (2 * len(names) + 2) + "|")
     for case in cases:
         medians = {n: statistics.median(results[n][case]) for n in names if results[n].get(case)}
         ceiling = report["ceilings"].get(case)
-        ratios = [f"{ratio(results['forebay'][case], results[n].get(case)):.2f}" for n in names[1:]]
+        others = [*(results[n].get(case) for n in names[1:]), ceiling]
+        ratios = [f"{ratio(results['forebay'][case], other):.2f}" if other else "" for other in others]
         cells = [f"{medians[n]:,.0f}" if n in medians else "-" for n in names]
-        print("| " + " | ".join([case, *cells, f"{ceiling:,.0f}" if ceiling else "", *ratios]) + " |")
+        print(
+            "| " + " | ".join([case, *cells, f"{statistics.median(ceiling):,.0f}" if ceiling else "", *ratios]) + " |"
+        )
     for key in ("first_token_s", "resident_bytes", "idle_cores"):
         print(f"{key}: " + ", ".join(f"{n} {v:,.3g}" for n, v in report[key].items()))
 
 
-def ratio(ours: list[float], theirs: list[float] | None) -> float:
-    if not theirs:
-        return float("nan")
+def ratio(ours: list[float], theirs: list[float]) -> float:
     if len(theirs) == len(ours):
         return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     return statistics.median(ours) / statistics.median(theirs)
