@@ -41,6 +41,9 @@ def run(backend: NativeBackend, dtype: torch.dtype) -> None:
     backend.rms_norm(out, torch.ones(21).to(dtype), 1e-5, out, gemma=True)
     backend.add_rms_norm(out, out.clone(), torch.ones(21).to(dtype), 1e-5, out)
     backend.embed(torch.randn(4, 21).to(dtype), torch.zeros(9, dtype=torch.int32), out)
+    table = torch.randn(300, 21).to(dtype)
+    packed = backend.pack_rows(None, (300, 21), lambda first, last: {"weight": table[first:last]})
+    backend.embed(packed, torch.full((9,), 299, dtype=torch.int32), out)
     backend.argmax(torch.randn(3, 37), torch.empty(3, dtype=torch.int64))
 
 

@@ -114,6 +114,30 @@ def test_a_quantized_product_is_the_dense_product_of_the_dequantised_weight(
         assert torch.equal(ours, linear(native, x[:rows], dense, n, torch.float32))
 
 
+@pytest.mark.parametrize("scheme", [None, *SCHEMES])
+def test_a_weight_packed_as_it_is_read_is_the_weight_packed_whole(native: NativeBackend, scheme: str | None) -> None:
+    n, k = 300, 8192  # more than one reading
+    asked = []
+
+    def read(first: int, last: int) -> dict[str, torch.Tensor]:
+        asked.append((first, last))
+        return {
+            name: t[first // 128 : -(-last // 128)] if name.endswith("inv") else t[first:last]
+            for name, t in tensors.items()
+        }
+
+    if scheme is None:
+        tensors = {"weight": random((n, k), torch.bfloat16, 14)}
+        whole = native.pack_linear(tensors["weight"])
+    else:
+        tensors = quantized(scheme, n, k)
+        whole = native.pack_quantized(scheme, tensors, (n, k))
+    packed = native.pack_rows(scheme, (n, k), read)
+    assert asked == [(0, 256), (256, 300)]
+    x = random((3, k), torch.bfloat16, 15)
+    assert torch.equal(linear(native, x, packed, n, torch.float32), linear(native, x, whole, n, torch.float32))
+
+
 def test_int4_keeps_at_most_three_tenths_of_the_bytes(native: NativeBackend) -> None:
     packed = native.pack_quantized("int4_g32", quantized("int4_g32", 256, 512), (256, 512))
     assert packed.nbytes <= 0.3 * 256 * 512 * 2

@@ -97,6 +97,9 @@ def test_latent_store_and_embed_are_copies(native: NativeBackend, dtype: torch.d
     out = torch.empty(300, 33, dtype=dtype)
     native.embed(table, tokens, out)
     assert torch.equal(out, table[tokens.long()])
+    out.zero_()
+    native.embed(native.pack_linear(table), tokens, out)  # a table that is the output matrix too
+    assert torch.equal(out, table[tokens.long()])
 
 
 @pytest.mark.parametrize("inner", [1, 40, 1536])

@@ -130,7 +130,7 @@ def _score_scale(query_dim: int, rope: RopeSettings) -> float:
 def build_deepseek(build: Build, config: DeepseekConfig) -> Decoder:
     """Load the decoder."""
     weights = build.weights
-    embedding = Embedding(build, "model.embed_tokens", config.vocab_size)
+    embedding = Embedding(build, "model.embed_tokens", config.vocab_size, output="lm_head", tied=config.tied)
     layers = []
     for index in range(config.layers):
         name = f"model.layers.{index}"
@@ -148,7 +148,7 @@ def build_deepseek(build: Build, config: DeepseekConfig) -> Decoder:
         rope_dtype=torch.float32 if config.attention.wide_rope else build.dtype,
         layers=layers,
         embedding=embedding,
-        head=Head(build, "lm_head", config.vocab_size, embedding, tied=config.tied),
+        head=Head(build, "lm_head", config.vocab_size, embedding),
         final_norm=weights.tensor("model.norm.weight"),
         eps=config.eps,
     )

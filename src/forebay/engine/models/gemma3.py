@@ -86,10 +86,12 @@ class Gemma3Decoder:
         base = config.base
         self.groups, self.vocab_size = build.groups, base.vocab_size
         self._config, self._backend, self._dtype = config, build.backend, build.dtype
-        self.embedding = Embedding(build, "model.embed_tokens", base.vocab_size, scale=base.hidden**0.5)
+        self.embedding = Embedding(
+            build, "model.embed_tokens", base.vocab_size, output="lm_head", tied=base.tied, scale=base.hidden**0.5
+        )
         self.layers = [_Layer(build, config, index) for index in range(base.layers)]
         self.final_norm = build.weights.tensor("model.norm.weight")
-        self.head = Head(build, "lm_head", base.vocab_size, self.embedding, tied=base.tied)
+        self.head = Head(build, "lm_head", base.vocab_size, self.embedding)
         ws = build.workspace
         self._x = ws.register("x", (base.hidden,), build.dtype)
         self._residual = ws.register("residual", (base.hidden,), build.dtype)

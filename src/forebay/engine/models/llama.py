@@ -84,7 +84,7 @@ def build_llama(
         mlp: makes layer i's MLP from its name; None: the dense gated one.
     """
     weights = build.weights
-    embedding = Embedding(build, "model.embed_tokens", config.vocab_size)
+    embedding = Embedding(build, "model.embed_tokens", config.vocab_size, output="lm_head", tied=config.tied)
     layers = []
     for index in range(config.layers):
         name = f"model.layers.{index}"
@@ -109,7 +109,7 @@ def build_llama(
         rope=[config.rope] * len(build.groups),
         layers=layers,
         embedding=embedding,
-        head=Head(build, "lm_head", config.vocab_size, embedding, tied=config.tied),
+        head=Head(build, "lm_head", config.vocab_size, embedding),
         final_norm=weights.tensor("model.norm.weight"),
         eps=config.eps,
         replayable=mlp is None,

@@ -90,25 +90,48 @@ def vocabulary_shard(size: int, rank: int, tp: int) -> tuple[int, int]:
 
 
 class Embedding:
-    """The token table, its rows split over the ranks; every rank gets every row through a sum with zeros."""
+    """The token table, its rows split over the ranks; every rank gets every row through a sum with zeros.
 
-    def __init__(self, build: Build, name: str, vocab_size: int, *, scale: float | None = None) -> None:
-        comm = build.comm
+    Args:
+        build: the context.
+        name: the module's name.
+        vocab_size: rows over all ranks.
+        output: the output matrix's name; where the checkpoint has none, or ``tied``, this table is it too, and is kept once,
+            packed.
+        tied: as in the config.
+        scale: of the embeddings (Gemma).
+    """
+
+    def __init__(
+        self, build: Build, name: str, vocab_size: int, *, output: str, tied: bool, scale: float | None = None
+    ) -> None:
+        comm, weights = build.comm, build.weights
         self.first, self.last = vocabulary_shard(vocab_size, comm.rank, comm.size)
-        self.table = build.weights.tensor(f"{name}.weight", rows=(self.first, self.last))
+        self.packed: PackedLinear | None = None
+        """The table as the output matrix, where it is that."""
+        if tied or not weights.has(f"{output}.weight"):
+            self.packed = weights.linear([LinearPart(name, (self.first, self.last))])
+            hidden = self.packed.in_features
+        else:
+            self._table = weights.tensor(f"{name}.weight", rows=(self.first, self.last))
+            hidden = self._table.shape[1]
         self._backend = build.backend
         self._comm = comm
         self._scale = None if scale is None else torch.tensor(scale, dtype=build.dtype)
-        self._partial = build.workspace.register("partial", (self.table.shape[1],), torch.float32)
+        self._partial = build.workspace.register("partial", (hidden,), torch.float32)
 
     def __call__(self, tokens: torch.Tensor, out: torch.Tensor, views: Views) -> None:
+        table = self._table if self.packed is None else self.packed
         if self._comm.size == 1:
-            self._backend.embed(self.table, tokens, out)
+            self._backend.embed(table, tokens, out)
         else:
             mine = (tokens >= self.first) & (tokens < self.last)
+            ours = tokens[mine] - self.first
+            rows = out.new_empty(len(ours), out.shape[1])
+            self._backend.embed(table, ours, rows)
             partial = views[self._partial]
             partial.zero_()
-            partial[mine] = self.table[(tokens[mine] - self.first).long()].float()
+            partial[mine] = rows.float()
             self._comm.all_reduce(partial, out)
         if self._scale is not None:
             out.mul_(self._scale)
@@ -117,15 +140,11 @@ class Embedding:
 class Head:
     """Logits, the vocabulary split over the ranks; rank 0 gets all of them, in fp32."""
 
-    def __init__(self, build: Build, name: str, vocab_size: int, embedding: Embedding, *, tied: bool) -> None:
-        comm, weights = build.comm, build.weights
+    def __init__(self, build: Build, name: str, vocab_size: int, embedding: Embedding) -> None:
+        comm = build.comm
         self.vocab_size = vocab_size
         first, last = embedding.first, embedding.last
-        if tied or not weights.has(f"{name}.weight"):
-            self.linear = build.backend.pack_linear(embedding.table)
-            weights.nbytes += self.linear.nbytes
-        else:
-            self.linear = weights.linear([LinearPart(name, (first, last))])
+        self.linear = embedding.packed or build.weights.linear([LinearPart(name, (first, last))])
         self._backend = build.backend
         self._comm = comm
         self._logits = build.workspace.register("logits", (last - first,), torch.float32)

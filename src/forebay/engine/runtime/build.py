@@ -156,7 +156,7 @@ def build_engine(rank: Rank, group: RankGroup | None, report: Report, log: Event
 
 def copy_runs(backend: KernelBackend) -> CopyRuns | None:
     """The native library's copy for the transfers; None: numpy's."""
-    return native_copy_runs(backend._lib.fb_copy_runs) if isinstance(backend, NativeBackend) else None
+    return native_copy_runs(backend.copy_runs) if isinstance(backend, NativeBackend) else None
 
 
 def warm_up(runner: Runner, spec: KVSpec) -> None:

@@ -16,7 +16,7 @@ from forebay.engine.runtime.checkpoint import Checkpoint
 from forebay.engine.runtime.kernels.torch_fallback import dequantize
 from forebay.errors import UsageError
 
-__all__ = ["QuantScheme", "QuantizedPart", "check_quantization", "read_quantized", "scheme_of"]
+__all__ = ["QuantScheme", "QuantizedPart", "check_quantization", "quantized_shape", "read_quantized", "scheme_of"]
 
 Range = tuple[int, int]
 _INT4_PER_WORD = 8
@@ -112,6 +112,17 @@ def scheme_of(checkpoint: Checkpoint, module: str) -> QuantScheme | None:
     return None
 
 
+def quantized_shape(shape: Callable[[str], tuple[int, ...]], scheme: QuantScheme, module: str) -> tuple[int, int]:
+    """Rows and columns of the matrix that a quantized weight stands for."""
+    height, words = shape(_stored(scheme, module))
+    width = shape(f"{module}.{scheme.scale}")[1] * scheme.col_block if scheme is INT4 else words
+    return height, width
+
+
+def _stored(scheme: QuantScheme, module: str) -> str:
+    return f"{module}.weight_packed" if scheme is INT4 else f"{module}.weight"
+
+
 def read_quantized(
     read: Callable[..., torch.Tensor],
     shape: Callable[[str], tuple[int, ...]],
@@ -125,9 +136,8 @@ def read_quantized(
     Raises:
         UsageError: the slice cuts through a block that shares a scale.
     """
-    stored = f"{module}.weight_packed" if scheme is INT4 else f"{module}.weight"
-    height, words = shape(stored)
-    width = shape(f"{module}.{scheme.scale}")[1] * scheme.col_block if scheme is INT4 else words
+    stored = _stored(scheme, module)
+    height, width = quantized_shape(shape, scheme, module)
     row_range, col_range = rows or (0, height), cols or (0, width)
     _check_cut(module, "rows", row_range, height, scheme.row_block)
     _check_cut(module, "columns", col_range, width, scheme.col_block or 1)

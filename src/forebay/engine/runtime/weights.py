@@ -6,7 +6,8 @@ the tensors themselves, so that a quantization config's ``ignore`` list is honou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from forebay.engine.runtime.checkpoint import Checkpoint, Progress
 from forebay.engine.runtime.comm import Comm
 from forebay.engine.runtime.kernels.interface import KernelBackend, PackedLinear
-from forebay.engine.runtime.quant import QuantScheme, read_quantized, scheme_of
+from forebay.engine.runtime.quant import QuantizedPart, QuantScheme, quantized_shape, read_quantized, scheme_of
 from forebay.errors import UsageError
 
 __all__ = ["LinearPart", "Weights", "shard"]
@@ -129,10 +130,11 @@ class Weights:
         if len(schemes) > 1:
             raise UsageError(f"{', '.join(p.name for p in parts)} are stored in different formats and cannot be fused")
         scheme = schemes.pop()
+        fused_bias = self._fused_bias(parts, bias)
         if scheme is None:
-            packed = self.backend.pack_linear(self._fused_weight(parts, cols), self._fused_bias(parts, bias))
+            packed = self._dense(parts, cols, fused_bias)
         else:
-            packed = self._quantized(scheme, parts, cols, bias)
+            packed = self._quantized(scheme, parts, cols, fused_bias)
         self.nbytes += packed.nbytes
         return packed
 
@@ -149,19 +151,22 @@ class Weights:
         """The checkpoint's name for ours."""
         return self._body + name[len("model.") :] if name.startswith("model.") else self._head + name
 
-    def _fused_weight(self, parts: Sequence[LinearPart], cols: Range | None) -> torch.Tensor:
-        counts = [_count(part.rows, self.shape(f"{part.name}.weight")[0]) for part in parts]
+    def _dense(self, parts: Sequence[LinearPart], cols: Range | None, bias: torch.Tensor | None) -> PackedLinear:
+        """The parts, read a stretch of rows at a time while they are packed."""
+        spans = _stacked([_count(part.rows, self.shape(f"{part.name}.weight")[0]) for part in parts])
         width = _count(cols, self.shape(f"{parts[0].name}.weight")[1])
-        fused = self._room(sum(counts), width)
-        at = 0
-        for part, count in zip(parts, counts):
-            name, target = f"{part.name}.weight", fused[at : at + count]
-            if self.checkpoint[self._full(name)].dtype == self.dtype:
-                self.read(name, rows=part.rows, cols=cols, out=target)
-            else:
-                target.copy_(self.read(name, rows=part.rows, cols=cols))
-            at += count
-        return fused
+
+        def read(first: int, last: int) -> dict[str, torch.Tensor]:
+            fused = self._room(last - first, width)
+            for part, at, rows in _overlaps(parts, spans, first, last):
+                name, target = f"{part.name}.weight", fused[at : at + rows[1] - rows[0]]
+                if self.checkpoint[self._full(name)].dtype == self.dtype:
+                    self.read(name, rows=rows, cols=cols, out=target)
+                else:
+                    target.copy_(self.read(name, rows=rows, cols=cols))
+            return {"weight": fused}
+
+        return self.backend.pack_rows(None, (spans[-1][1], width), read, bias)
 
     def _room(self, rows: int, cols: int) -> torch.Tensor:
         """Where a weight is put together: the same memory each time, unless the packed form is going to keep it."""
@@ -183,17 +188,41 @@ class Weights:
         return torch.cat(biases)
 
     def _quantized(
-        self, scheme: QuantScheme, parts: Sequence[LinearPart], cols: Range | None, bias: bool
+        self, scheme: QuantScheme, parts: Sequence[LinearPart], cols: Range | None, bias: torch.Tensor | None
     ) -> PackedLinear:
-        read = [read_quantized(self.read, self.shape, scheme, p.name, p.rows, cols) for p in parts]
-        fused_bias = self._fused_bias(parts, bias)
-        stackable = len(read) == 1 or all(scheme.can_stack(part.shape[0]) for part in read[:-1])
-        if fused_bias is None and stackable:
-            tensors = {key: torch.cat([part.tensors[key] for part in read]) for key in read[0].tensors}
-            shape = (sum(part.shape[0] for part in read), read[0].shape[1])
-            return self.backend.pack_quantized(scheme.kernel, tensors, shape)
+        shapes = [quantized_shape(self.shape, scheme, part.name) for part in parts]
+        spans = _stacked([_count(part.rows, shape[0]) for part, shape in zip(parts, shapes)])
+        width = _count(cols, shapes[0][1])
+
+        def read_part(part: LinearPart, rows: Range) -> QuantizedPart:
+            return read_quantized(self.read, self.shape, scheme, part.name, rows, cols)
+
+        def read(first: int, last: int) -> dict[str, torch.Tensor]:
+            found = [read_part(part, rows).tensors for part, _, rows in _overlaps(parts, spans, first, last)]
+            return found[0] if len(found) == 1 else {key: torch.cat([each[key] for each in found]) for key in found[0]}
+
+        if bias is None and all(scheme.can_stack(end - begin) for begin, end in spans[:-1]):
+            return self.backend.pack_rows(scheme.kernel, (spans[-1][1], width), read)
         # A bias, or scale blocks that straddle two parts: there is no packed form, so this one linear is dense.
-        return self.backend.pack_linear(torch.cat([part.dense().to(self.dtype) for part in read]), fused_bias)
+        whole = [read_part(part, rows).dense() for part, _, rows in _overlaps(parts, spans, 0, spans[-1][1])]
+        return self.backend.pack_linear(torch.cat(whole).to(self.dtype), bias)
+
+
+def _stacked(counts: Sequence[int]) -> list[Range]:
+    """Each part's rows [a, b) in the fused matrix."""
+    ends = list(itertools.accumulate(counts))
+    return [(end - count, end) for count, end in zip(counts, ends)]
+
+
+def _overlaps(
+    parts: Sequence[LinearPart], spans: Sequence[Range], first: int, last: int
+) -> Iterator[tuple[LinearPart, int, Range]]:
+    """The parts in rows [first, last) of the fused matrix: each with its place among these rows, and its own rows there."""
+    for part, (begin, end) in zip(parts, spans):
+        low, high = max(first, begin), min(last, end)
+        if low < high:
+            offset = (0 if part.rows is None else part.rows[0]) - begin
+            yield part, low - first, (low + offset, high + offset)
 
 
 def _count(span: Range | None, size: int) -> int:

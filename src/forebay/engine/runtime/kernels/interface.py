@@ -8,12 +8,16 @@ dtype), sums are fp32, and results are rounded once on the way out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-__all__ = ["AttentionBatch", "KernelBackend", "PackedLinear"]
+__all__ = ["AttentionBatch", "KernelBackend", "PackedLinear", "ReadRows"]
+
+ReadRows = Callable[[int, int], dict[str, torch.Tensor]]
+"""Rows [a, b) of a weight as stored."""
 
 
 class PackedLinear(Protocol):
@@ -64,6 +68,19 @@ class KernelBackend(Protocol):
         fp32 (ceil(N/128), ceil(K/128))), ``int8`` (``weight`` int8 (N, K), ``weight_scale`` (N, 1)).
         """
 
+    def pack_rows(
+        self, scheme: str | None, shape: tuple[int, int], read: ReadRows, bias: torch.Tensor | None = None
+    ) -> PackedLinear:
+        """Pack a weight that is read as it is packed, so that no second copy of it is ever held.
+
+        Args:
+            scheme: as in ``pack_quantized``; None: dense.
+            shape: (N, K).
+            read: rows [a, b) -> their tensors, as ``pack_quantized`` takes them; a dense weight's is ``weight``. It is called with
+                ascending rows, ``a`` a multiple of 128, and what it returns is of no use after the next call.
+            bias: of a dense weight.
+        """
+
     def linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor) -> None:
         """out (M, N) = x (M, K) @ weight.T + bias. ``out`` is the model's dtype, or fp32 (logits)."""
 
@@ -84,8 +101,8 @@ class KernelBackend(Protocol):
         Experts with no rows are not touched. rows int32 (R,), expert_start int32 (E + 1,), out (R, N).
         """
 
-    def embed(self, table: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
-        """out[i] = table[tokens[i]]; tokens int32 (M,)."""
+    def embed(self, table: torch.Tensor | PackedLinear, tokens: torch.Tensor, out: torch.Tensor) -> None:
+        """out[i] = table[tokens[i]]; tokens int32 (M,). A table that is also the output matrix comes packed (dense)."""
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, gemma: bool = False

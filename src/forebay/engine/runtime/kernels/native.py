@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
 import torch
 
-from forebay.engine.runtime.kernels.interface import AttentionBatch, PackedLinear
+from forebay.engine.runtime.kernels.interface import AttentionBatch, PackedLinear, ReadRows
+from forebay.engine.runtime.kernels.packing import NativeLinear, WeightPacker
 from forebay.engine.runtime.native.build import BuildError, build_library
 
 __all__ = ["NativeBackend", "NativeLinear", "load_library", "open_native", "variants", "variants_of"]
 
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 _SPIN_US = 200
 """How long an idle worker looks for work before it sleeps: longer than the gap between two operations of a step."""
 
@@ -37,15 +37,15 @@ _SPIN_US = 200
     _ARGMAX,
     _PACK,
     _GATED_LINEAR,
-) = range(12)
+    _EMBED_PACKED,
+) = range(13)
 
 _DTYPES = {torch.bfloat16: 0, torch.float32: 1}
-_DENSE = {torch.bfloat16: 0, torch.float32: 1}
-_WEIGHT = Struct("<8q")
 _PROGRAM_HEAD = Struct("<2q")
 _linear_args = Struct("<8q").pack
 _grouped_args = Struct("<10q").pack
 _embed_args = Struct("<6q").pack
+_embed_packed_args = Struct("<5q").pack
 _rms_norm_args = Struct("<7qd3q").pack
 _add_rms_norm_args = Struct("<6qdq").pack
 _rope_args = Struct("<20q").pack
@@ -53,21 +53,6 @@ _attention_args = Struct("<18q2d2q").pack
 _latent_store_args = Struct("<6q").pack
 _gated_args = Struct("<8q").pack
 _argmax_args = Struct("<5q").pack
-_pack_args = Struct("<3q").pack
-
-
-@dataclass(slots=True, eq=False)
-class NativeLinear:
-    """A packed weight; implements ``PackedLinear``. ``address`` points at its descriptor."""
-
-    out_features: int
-    in_features: int
-    nbytes: int
-    address: int
-    dtype: torch.dtype | None
-    """Of the activations it takes; None: either (quantized)."""
-    keep: tuple[Any, ...]
-    """What the descriptor points at."""
 
 
 def load_library(path: Path) -> ctypes.CDLL:
@@ -83,7 +68,6 @@ def load_library(path: Path) -> ctypes.CDLL:
     lib.fb_call.restype = None
     lib.fb_program.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64]
     lib.fb_program.restype = None
-    lib.fb_advise_huge.argtypes, lib.fb_advise_huge.restype = [ctypes.c_void_p, ctypes.c_int64], None
     lib.fb_copy_runs.argtypes, lib.fb_copy_runs.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 5, None
     return lib
 
@@ -139,12 +123,19 @@ class NativeBackend:
         if self._engine is None:
             raise BuildError(f"{path} has no variant {variant} for this machine")
         self._call: Callable[[int | None, int, bytes], None] = lib.fb_call
+        call, engine = lib.fb_call, self._engine
+        self._packer = WeightPacker(lambda args: call(engine, _PACK, args))
         self._expert_tables: dict[int, tuple[list[PackedLinear], Any]] = {}
 
     def __del__(self) -> None:
         engine, self._engine = getattr(self, "_engine", None), None
         if engine is not None:
             self._lib.fb_destroy(engine)
+
+    @property
+    def copy_runs(self) -> Any:
+        """The library's ``fb_copy_runs``, for the cache's transfers."""
+        return self._lib.fb_copy_runs
 
     def info(self) -> dict[str, Any]:
         return {"name": self.name, "variant": self.variant, "threads": self.threads, "library": str(self._path)}
@@ -178,57 +169,15 @@ class NativeBackend:
     # Weights
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
-        n, k = weight.shape
-        return self._packed(_DENSE[weight.dtype], (n, k), weight.element_size() * 32 * 16, weight, bias=bias)
+        return self._packer.dense(weight, bias)
 
     def pack_quantized(self, scheme: str, tensors: dict[str, torch.Tensor], shape: tuple[int, int]) -> PackedLinear:
-        if scheme == "int4_g32":
-            scale = tensors["weight_scale"]
-            narrow = scale.to(torch.bfloat16).contiguous()
-            if not torch.equal(narrow.float(), scale.float()):
-                raise ValueError("int4_g32: weight_scale has values that are not bf16")
-            return self._packed(2, shape, 256 + 32, tensors["weight_packed"], source_scales=narrow)
-        if scheme == "fp8_block":
-            scale = tensors["weight_scale_inv"].float().contiguous()
-            return self._packed(3, shape, 512 + 64, tensors["weight"], source_scales=scale)
-        if scheme == "int8":
-            scale = torch.zeros(-(-shape[0] // 16) * 16, dtype=torch.float32)
-            scale[: shape[0]] = tensors["weight_scale"].flatten()
-            return self._packed(4, shape, 512, tensors["weight"], scales=scale)
-        raise ValueError(f"unknown quantization scheme {scheme!r}")
+        return self._packer.quantized(scheme, tensors, shape)
 
-    def _packed(
-        self,
-        kind: int,
-        shape: tuple[int, int],
-        block_bytes: int,
-        source: torch.Tensor,
-        *,
-        source_scales: torch.Tensor | None = None,
-        scales: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> NativeLinear:
-        """Pack ``source`` into blocks of 16 outputs by 32 inputs of ``block_bytes`` each."""
-        n, k = shape
-        np_, kp = -(-n // 16) * 16, -(-k // 32) * 32
-        data = torch.empty(np_ // 16 * (kp // 32) * block_bytes, dtype=torch.uint8)
-        self._lib.fb_advise_huge(data.data_ptr(), data.numel())
-        wide_bias = None
-        if bias is not None:
-            wide_bias = torch.zeros(np_, dtype=torch.float32)
-            wide_bias[:n] = bias
-        descriptor = ctypes.create_string_buffer(
-            _WEIGHT.pack(
-                kind, n, k, np_, kp, data.data_ptr(), 0 if scales is None else scales.data_ptr(),
-                0 if wide_bias is None else wide_bias.data_ptr(),
-            )
-        )  # fmt: skip
-        address = ctypes.addressof(descriptor)
-        source = source.contiguous()
-        scale_address = 0 if source_scales is None else source_scales.data_ptr()
-        self._call(self._engine, _PACK, _pack_args(address, source.data_ptr(), scale_address))
-        dtype = source.dtype if kind <= 1 else None
-        return NativeLinear(n, k, data.numel(), address, dtype, (descriptor, data, scales, wide_bias))
+    def pack_rows(
+        self, scheme: str | None, shape: tuple[int, int], read: ReadRows, bias: torch.Tensor | None = None
+    ) -> PackedLinear:
+        return self._packer.rows(scheme, shape, read, bias)
 
     # Products
 
@@ -284,7 +233,14 @@ class NativeBackend:
 
     # Rows
 
-    def embed(self, table: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
+    def embed(self, table: torch.Tensor | PackedLinear, tokens: torch.Tensor, out: torch.Tensor) -> None:
+        if isinstance(table, NativeLinear):
+            args = _embed_packed_args(
+                table.address, tokens.data_ptr(), out.data_ptr(), tokens.shape[0], _DTYPES[out.dtype]
+            )
+            self._call(self._engine, _EMBED_PACKED, args)
+            return
+        assert isinstance(table, torch.Tensor)
         row_bytes = table.shape[1] * table.element_size()
         self._call(
             self._engine,

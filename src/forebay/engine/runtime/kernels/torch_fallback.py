@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from forebay.engine.runtime.kernels.interface import AttentionBatch, PackedLinear
+from forebay.engine.runtime.kernels.interface import AttentionBatch, PackedLinear, ReadRows
 
 __all__ = ["TorchBackend", "dequantize"]
 
@@ -77,6 +77,14 @@ class TorchBackend:
         nbytes = sum(t.numel() * t.element_size() for t in kept.values())
         return QuantizedLinear(scheme, kept, None, shape[0], shape[1], nbytes)
 
+    def pack_rows(
+        self, scheme: str | None, shape: tuple[int, int], read: ReadRows, bias: torch.Tensor | None = None
+    ) -> PackedLinear:
+        tensors = read(0, shape[0])  # kept as they are
+        if scheme is None:
+            return self.pack_linear(tensors["weight"], bias)
+        return self.pack_quantized(scheme, tensors, shape)
+
     def linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor) -> None:
         assert isinstance(weight, DenseLinear | QuantizedLinear)
         dense = weight.dense(x.dtype)
@@ -104,7 +112,10 @@ class TorchBackend:
             if begin < end:
                 self.linear(x[rows[begin:end].long()], weight, out[begin:end])
 
-    def embed(self, table: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
+    def embed(self, table: torch.Tensor | PackedLinear, tokens: torch.Tensor, out: torch.Tensor) -> None:
+        if isinstance(table, DenseLinear):
+            table = table.weight
+        assert isinstance(table, torch.Tensor)
         torch.index_select(table, 0, tokens, out=out)
 
     def rms_norm(

@@ -5,7 +5,7 @@
 
 namespace forebay {
 
-constexpr int64_t ABI_VERSION = 2;
+constexpr int64_t ABI_VERSION = 3;
 
 enum Dtype : int64_t { BF16 = 0, FP32 = 1 };
 
@@ -39,6 +39,7 @@ enum Op : int64_t {
     OP_ARGMAX,
     OP_PACK,
     OP_GATED_LINEAR,
+    OP_EMBED_PACKED,
     OP_COUNT
 };
 
@@ -73,6 +74,14 @@ struct EmbedArgs {
     const int32_t* tokens;
     void* out;
     int64_t m, row_bytes, vocab;
+};
+
+// As EmbedArgs, from a dense packed weight whose outputs are the tokens.
+struct EmbedPackedArgs {
+    const Weight* weight;
+    const int32_t* tokens;
+    void* out;
+    int64_t m, dtype;
 };
 
 struct RmsNormArgs {

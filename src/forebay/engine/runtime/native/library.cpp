@@ -1,6 +1,5 @@
 // What Python calls: which instruction set this machine has, engines (a variant and its threads), operations, and copies
 // of pages.
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -116,13 +115,6 @@ void fb_program(void* engine, const void* program, int64_t bytes) {
         e.variant->ops[head[0]](e.pool, at + sizeof head);
         at += sizeof head + head[1];
     }
-}
-
-// Asks for huge pages behind a buffer that will be read in streams; a hint, never an error.
-void fb_advise_huge(void* data, int64_t bytes) {
-    const uintptr_t page = 4096, first = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) / page * page;
-    if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 }
 
 // For each i: `runs` runs of run_bytes from sources[i] to targets[i], with their strides. Pages move between a device

@@ -1,5 +1,6 @@
 // Products with packed weights: who computes what, ragged edges, bias and rounding. The sums are mm()'s.
 #pragma once
+#include <type_traits>
 #include <vector>
 
 #include "abi.h"
@@ -128,11 +129,56 @@ void run_dense(const Product& product, const LinearTask& task, const LinearIo& i
     }
 }
 
+#if defined(FB_INT4_ROWS)
+// Few rows with INT4 weights: the weights are the product's rows, so what comes out is (outputs, rows).
+inline void run_int4(const Product& product, const LinearTask& task, const LinearIo& io) {
+    const Weight& w = *product.weight;
+    int64_t lda;
+    const bf16* x = task_rows<bf16>(io, product, task, lda);
+    const int64_t columns = task.rows == 1 ? 1 : 16, tiles = ceil_div(task.rows, 16), stride = 16 * w.kp;
+    struct RowTag {};
+    struct PanelTag {};
+    if (columns == 16) {
+        bf16* panels = scratch<PanelTag>().template get<bf16>(tiles * stride);
+        for (int64_t t = 0; t < tiles; t++) {
+            const bf16* rows = x + t * 16 * lda;
+            int64_t rows_stride = lda;
+            if (task.rows - t * 16 < 16) {
+                const int64_t real = task.rows - t * 16;
+                bf16* padded = scratch<RowTag>().template get<bf16>(stride);
+                for (int64_t r = 0; r < real; r++) memcpy(padded + r * w.kp, rows + r * lda, w.kp * sizeof(bf16));
+                memset(padded + real * w.kp, 0, (16 - real) * w.kp * sizeof(bf16));
+                rows = padded;
+                rows_stride = w.kp;
+            }
+            pack_panel(rows, rows_stride, w.kp, panels + t * stride);
+        }
+        x = panels;
+    }
+    alignas(64) float c[1024], turned[256];
+    for (int64_t p = task.panel; p < task.panel + task.panels; p++) {
+        const int64_t blocks = w.kp / 32;
+        const char* at = static_cast<const char*>(w.data) + p * blocks * INT4_BLOCK_BYTES;
+        const auto run = tiles == 1 ? mm_int4_rows<1> : tiles == 2 ? mm_int4_rows<2> : tiles == 3 ? mm_int4_rows<3> : mm_int4_rows<4>;
+        run(at, blocks, INT4_BLOCK_BYTES, QUANT_PREFETCH_BYTES, x, stride, columns, c);
+        for (int64_t t = 0; t < tiles; t++) {
+            if (columns == 16)
+                transpose16(reinterpret_cast<const uint32_t*>(c + t * 256), 16, reinterpret_cast<uint32_t*>(turned), 16);
+            write_rows(columns == 16 ? turned : c, 16, w, p, 1, least(16, task.rows - t * 16), io,
+                       product.first_row + task.row + t * 16);
+        }
+    }
+}
+#endif
+
 // Quantized weights become panels of the activations' dtype in scratch, a stretch of k at a time for few rows (it stays
 // in the first cache level), whole for many (each stretch is then read once a row block).
 template <class T>
 void run_quantized(const Product& product, const LinearTask& task, const LinearIo& io) {
     const Weight& w = *product.weight;
+#if defined(FB_INT4_ROWS)
+    if (std::is_same_v<T, bf16> && w.kind == forebay::INT4_G32 && task.rows <= SKINNY_ROWS) return run_int4(product, task, io);
+#endif
     int64_t lda;
     const T* a = task_rows<T>(io, product, task, lda);
     const bool skinny = task.rows <= SKINNY_ROWS;
@@ -242,8 +288,10 @@ inline void run_products(Pool& pool, const std::vector<Product>& products, Linea
         const int64_t cached = round_up(most(128, CACHED_BYTES / (w.kp * (dtype == forebay::BF16 ? 2 : 4))), 64);
         const int64_t macro = quantized ? 1024 : product.count <= SKINNY_ROWS ? SKINNY_ROWS : cached;
         const int64_t row_tasks = ceil_div(product.count, macro), panels = w.np / 16 / (gate == NO_GATE ? 1 : 2);
-        // About 16 tasks a thread over all, so that a thread that lost its core for a moment costs little.
-        int64_t chunk = most(1, total * row_tasks / (16 * pool.threads()));
+        // About 16 tasks a thread over all, so that a thread that lost its core for a moment costs little; fewer where each
+        // task turns its rows into panels first.
+        const bool turns = w.kind == forebay::INT4_G32 && product.count > 1 && product.count <= SKINNY_ROWS;
+        int64_t chunk = most(1, total * row_tasks / ((turns ? 4 : 16) * pool.threads()));
         chunk = product.count <= SKINNY_ROWS ? round_up(chunk, 2) : round_up(least(chunk, 16), most(2, PANEL_GROUP));
         for (int64_t row = 0; row < product.count; row += macro)
             for (int64_t panel = 0; panel < panels; panel += chunk)

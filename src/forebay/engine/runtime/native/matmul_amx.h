@@ -36,6 +36,16 @@ FB_INLINE void configure(int tiles, int last) {
     tile_shape = key;
 }
 
+// The shape of mm_int4_rows: tile 4 holds 16 outputs; tile 7 and C tile 0 have `columns` columns, the others 16.
+FB_INLINE void configure_columns(int64_t columns) {
+    const int key = 1000 + static_cast<int>(columns);
+    if (tile_shape == key) return;
+    TileConfig config;
+    config.bytes[0] = config.bytes[7] = static_cast<uint16_t>(4 * columns);
+    __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
+    tile_shape = key;
+}
+
 // Other libraries use tiles on the calling thread too: whoever starts a task assumes nothing about their shape.
 inline void begin_task() { tile_shape = -1; }
 

@@ -7,8 +7,14 @@
 // 2 j + 1, and in it comes output 0's pair, output 1's pair, ..; the "low" vector has outputs 0-7, the "high" one 8-15.
 #pragma once
 #include "abi.h"
+#include "matmul.h"
 #include "pool.h"
 #include "vec.h"
+
+#if defined(__AMX_BF16__)
+#define FB_INT4_ROWS
+#include "int4_rows.h"
+#endif
 
 namespace FOREBAY_VARIANT {
 
@@ -19,7 +25,7 @@ using forebay::Weight;
 constexpr int64_t INT4_BLOCK_BYTES = 256 + 32;
 constexpr int64_t FP8_BLOCK_BYTES = 512 + 64;
 constexpr int64_t INT8_BLOCK_BYTES = 512;
-constexpr int64_t QUANT_PREFETCH_BYTES = 4096;
+constexpr int64_t QUANT_PREFETCH_BYTES = 4096;  // beyond the block at hand
 
 struct Halves {
     vf low, high;
@@ -57,6 +63,7 @@ FB_INLINE vf nibbles(vu v) {
 #endif
 }
 
+#if !defined(FB_INT4_ROWS)
 // Four vectors of words: inputs 0-15 low, high, inputs 16-31 low, high; nibble i of a word belongs to row 8 h + i.
 template <class T>
 FB_INLINE void int4_block(const char* block, T* panel) {
@@ -70,6 +77,7 @@ FB_INLINE void int4_block(const char* block, T* panel) {
             put_row(panel, h * 8 + i, {nibbles(low >> (4 * i)) * scale.low, nibbles(high >> (4 * i)) * scale.high});
     }
 }
+#endif
 
 // e4m3 without NaN (weights have none).
 FB_INLINE Halves fp8_row(const char* row) {
@@ -144,25 +152,42 @@ void pack_dense_panel(const Weight& w, const T* source, int64_t panel) {
     }
 }
 
-// Source: words of eight nibbles, the lowest first; bf16 scales. Rows past n read as zero: nibble 8, scale 0.
+// The nibbles of one block as the checkpoint has them: words of eight, the lowest first. Past the edges they read as 8, which is 0.
+inline void int4_nibbles(const Weight& w, const uint32_t* source, int64_t panel, int64_t g, uint8_t (&nibbles)[16][32]) {
+    const int64_t words = ceil_div(w.k, 8);
+    for (int64_t lane = 0; lane < 16; lane++)
+        for (int64_t k = 0; k < 32; k++) {
+            const int64_t n = panel * 16 + lane, at = g * 32 + k;
+            const bool there = n < w.n && at < w.k;
+            nibbles[lane][k] = there ? static_cast<uint8_t>(source[n * words + at / 8] >> (4 * (at % 8)) & 15) : 8;
+        }
+}
+
 inline void pack_int4_panel(const Weight& w, const uint32_t* source, const uint16_t* scales, int64_t panel) {
     char* block = static_cast<char*>(const_cast<void*>(w.data)) + panel * (w.kp / 32) * INT4_BLOCK_BYTES;
-    const int64_t words = ceil_div(w.k, 8), groups = ceil_div(w.k, 32);
+    const int64_t groups = ceil_div(w.k, 32);
     for (int64_t g = 0; g < groups; g++, block += INT4_BLOCK_BYTES) {
-        uint32_t packed[64] = {};
-        uint16_t scale[16] = {};
+        uint8_t nibbles[16][32];
+        uint16_t scale[16];
+        int4_nibbles(w, source, panel, g, nibbles);
         for (int64_t lane = 0; lane < 16; lane++) {
             const int64_t n = panel * 16 + lane;
-            if (n < w.n) scale[lane] = scales[n * groups + g];
-            for (int64_t k = 0; k < 32; k++) {
-                const int64_t at = g * 32 + k;
-                const uint32_t q = n < w.n && at < w.k ? source[n * words + at / 8] >> (4 * (at % 8)) & 15 : 8;
-                const int64_t word = (k / 16) * 32 + (lane / 8) * 16 + (lane % 8) * 2 + k % 2;
-                packed[word] |= q << (4 * (k % 16 / 2));
+            scale[lane] = n < w.n ? scales[n * groups + g] : 0;
+            if ((scale[lane] & 0x7fff) == 0) {  // a group of zeros, as zeros with a scale of 1
+                memset(nibbles[lane], 8, 32);
+                scale[lane] = 0x3f80;
             }
         }
+#if defined(FB_INT4_ROWS)
+        pack_int4_rows(nibbles, reinterpret_cast<uint16_t*>(block));
+#else
+        uint32_t packed[64] = {};
+        for (int64_t lane = 0; lane < 16; lane++)
+            for (int64_t k = 0; k < 32; k++)
+                packed[(k / 16) * 32 + (lane / 8) * 16 + (lane % 8) * 2 + k % 2] |= uint32_t{nibbles[lane][k]} << (4 * (k % 16 / 2));
         memcpy(block, packed, sizeof packed);
-        memcpy(block + sizeof packed, scale, sizeof scale);
+#endif
+        memcpy(block + 256, scale, sizeof scale);
     }
 }
 

@@ -150,6 +150,26 @@ inline void embed(Pool& pool, const void* raw) {
     });
 }
 
+// A packed row lies scattered, PAIR values of it in every group of 16 outputs.
+template <class T, int64_t PAIR>
+void embed_packed_of(Pool& pool, const forebay::EmbedPackedArgs& a) {
+    const forebay::Weight& w = *a.weight;
+    for_rows(pool, a.m, w.k / PAIR * 64, [&](int64_t r) {
+        const int64_t token = a.tokens[r];
+        const T* from = static_cast<const T*>(w.data) + token / 16 * w.kp * 16 + token % 16 * PAIR;
+        T* to = static_cast<T*>(a.out) + r * w.k;
+        int64_t k = 0;
+        for (; k + PAIR <= w.k; k += PAIR) memcpy(to + k, from + k * 16, PAIR * sizeof(T));
+        if (k < w.k) to[k] = from[k * 16];
+    });
+}
+
+inline void embed_packed(Pool& pool, const void* raw) {
+    const auto& a = *static_cast<const forebay::EmbedPackedArgs*>(raw);
+    if (a.dtype == forebay::BF16) embed_packed_of<bf16, 2>(pool, a);
+    else embed_packed_of<float, 1>(pool, a);
+}
+
 inline void latent_store(Pool& pool, const void* raw) {
     const auto& a = *static_cast<const forebay::LatentStoreArgs*>(raw);
     for_rows(pool, a.m, a.row_bytes * 2, [&](int64_t r) {
