@@ -16,7 +16,7 @@ from enum import StrEnum
 from forebay.model.geometry import LayerKind, LayerShape, ModelGeometry
 from forebay.model.safetensors_header import TensorInfo
 
-__all__ = ["Component", "Share", "from_geometry", "from_headers", "rank_bytes", "total_bytes"]
+__all__ = ["BESIDE", "Component", "Share", "from_geometry", "from_headers", "rank_bytes", "total_bytes"]
 
 
 class Share(StrEnum):
@@ -86,13 +86,34 @@ def share_of(name: str) -> Share:
     return Share.ATTENTION if _ATTENTION.search(name) else Share.TENSOR
 
 
-def from_headers(tensors: Iterable[TensorInfo]) -> list[Component]:
-    """Components of a checkpoint, from every tensor's name and bytes."""
-    sizes: dict[Share, int] = {}
+def from_headers(tensors: Iterable[TensorInfo], layers: int | None = None) -> list[Component]:
+    """Components of a checkpoint, from every tensor's name and bytes; what not every server reads is apart, by ``BESIDE``.
+
+    Args:
+        layers: of the model; those from there on are draft layers (multi-token prediction).
+    """
+    sizes: dict[tuple[str, Share], int] = {}
     for tensor in tensors:
         share = share_of(tensor.name)
-        sizes[share] = sizes.get(share, 0) + tensor.size_bytes
-    return [Component(share.value, size, share) for share, size in sizes.items()]
+        key = (_beside(tensor.name, layers) or share.value, share)
+        sizes[key] = sizes.get(key, 0) + tensor.size_bytes
+    return [Component(name, size, share) for (name, share), size in sizes.items()]
+
+
+BESIDE = ("vision tower", "draft layers", "shapes")
+"""Names of components beside the language model: what sees images, what guesses further tokens, and the shapes that packed tensors
+stand for."""
+_TOWER = re.compile(r"(vision|visual|mm_projector|multi_modal_projector|^patch)")
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+def _beside(name: str, layers: int | None) -> str | None:
+    if _TOWER.search(name):
+        return BESIDE[0]
+    if name.endswith(".weight_shape"):
+        return BESIDE[2]
+    number = _LAYER.search(name)
+    return BESIDE[1] if number is not None and layers is not None and int(number[1]) >= layers else None
 
 
 def from_geometry(geometry: ModelGeometry) -> list[Component]:

@@ -87,7 +87,7 @@ def _from_folder(text: str, folder: Path, kind: str) -> Model:
     geometry = ModelGeometry.from_file(config)
     files = checkpoint_files(folder)
     if files:
-        weights = tuple(from_headers(read_checkpoint(folder)))
+        weights = tuple(from_headers(read_checkpoint(folder), geometry.num_layers))
         how = f"headers of {len(files)} safetensors file{'s' if len(files) != 1 else ''}"
     else:
         weights, how = tuple(from_geometry(geometry)), "formula from config.json: no safetensors here"

@@ -7,9 +7,10 @@ in /dev/shm, one copy of every head whatever the number of ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from forebay.causes import Cause
-from forebay.model.parameters import from_geometry, rank_bytes
+from forebay.model.parameters import BESIDE, from_geometry, rank_bytes, total_bytes
 from forebay.planning import embedded
 from forebay.planning.device import check_heads, check_window, put_requests
 from forebay.planning.flags import Flag, render
@@ -101,11 +102,15 @@ def _put_cell(sheet: Sheet, spec: KVSpec, per_rank: int, copies: int, tp: int) -
 
 
 def _weights(sheet: Sheet, request: PlanRequest) -> Weights:
-    """What the server holds: the checkpoint, where GGUF becomes bf16 once, and tied embeddings become two matrices.
-
-    The native kernels keep the output matrix packed, beside the embeddings it is tied to.
-    """
+    """What the server holds: the language model, as it is stored; GGUF becomes bf16 once. Tied embeddings are held once."""
     model, tp, geometry = request.model, request.tp, request.model.geometry
+    beside = [item for item in model.components if item.name in BESIDE]
+    if beside and request.weights_bytes is None:
+        names = " and ".join(dict.fromkeys(item.name for item in beside))
+        sheet.put("weights_not_read_bytes", "not read", total_bytes(beside), "bytes", How.HEADER, names)
+        rest = tuple(item for item in model.components if item not in beside)
+        model = replace(model, components=rest)
+        request = replace(request, model=model)
     if model.kind != "gguf" or request.weights_bytes is not None:
         weights = put_weights(sheet, request, tp, tp, 1)
     else:
@@ -116,12 +121,7 @@ def _weights(sheet: Sheet, request: PlanRequest) -> Weights:
         sheet.put("weights_bytes", "weights, one copy", total, "bytes", How.FORMULA, note)
         sheet.put("weights_per_rank_bytes", "weights per rank", share, "bytes", How.FORMULA, f"TP {tp}")
         weights = Weights(total, share)
-    if not geometry.tie_embeddings or weights.per_rank_bytes is None or request.weights_bytes is not None:
-        return weights
-    packed = geometry.vocab_size * geometry.hidden_size * geometry.dtype_bytes // tp
-    note = "tied to the embeddings, and kept packed for the kernels beside them"
-    sheet.put("weights_output_bytes", "output matrix per rank", packed, "bytes", How.FORMULA, note)
-    return Weights(weights.total_bytes, weights.per_rank_bytes + packed)
+    return weights
 
 
 def _device(sheet: Sheet, request: PlanRequest, spec: KVSpec, per_rank: int, weights: Weights) -> DevicePlan:
