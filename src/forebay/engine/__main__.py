@@ -92,7 +92,10 @@ def _choice(kind: Any) -> click.Choice[str]:
 @click.option("--max-running", default=_SCHEDULER.max_running, show_default=True, help="Sequences computed at once.")
 @click.option("--max-queue", default=_SCHEDULER.max_queue, show_default=True, help="Sequences that may wait; then 429.")
 @click.option(
-    "--chunk-size", default=_SCHEDULER.chunk_size, show_default=True, help="Most prompt tokens computed in one step."
+    "--chunk-size",
+    default=_SCHEDULER.chunk_size,
+    show_default=True,
+    help="Most prompt tokens computed in one step; fewer where measured step times ask for it.",
 )
 @click.option(
     "--drain-seconds", default=_PROCESS.drain_s, show_default=True, help="SIGTERM waits so long for requests."

@@ -62,8 +62,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that may hold pages at once."""
     max_queue: int = 256
     """Sequences that may wait beyond those; one more is answered 429."""
-    chunk_size: int = 512
-    """Most prompt tokens computed in one step."""
+    chunk_size: int = 2048
+    """Most prompt tokens computed in one step; measured step times set how many it is (``scheduler/budget.py``)."""
     step_target_s: float = 0.15
     """While others decode, a step's prompt tokens are cut so that the measured step time stays near this."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_fakes import VOCAB, FakeGate, FakeRunner, expected_output, make_cache, make_sequence
@@ -219,3 +220,12 @@ def test_the_budget_follows_measured_step_times() -> None:
     for _ in range(50):
         budget.measured(8, 0, 0.2)
     assert budget.prefill_tokens(8) == 32
+
+
+def test_a_step_without_decoding_sequences_is_as_large_as_a_second_allows() -> None:
+    budget = StepBudget(chunk_size=2048, target_s=0.1)
+    assert budget.prefill_tokens(0) == 512
+    for rate, tokens in ((10_000, 2048), (1_000, 992), (100, 512)):
+        for _ in range(100):
+            budget.measured(0, 512, 512 / rate)
+        assert budget.prefill_tokens(0) == pytest.approx(tokens, abs=16)

@@ -2,7 +2,8 @@
 
 A step with d decoding sequences and p prompt tokens is taken to last decode(d) + p x per_token. Both are running
 averages of what was measured; decode(d) is kept per power of two of d, because a decoding step's time hardly depends on d
-until it does.
+until it does. Large chunks are faster a token (2,048 at once took 0.8 of the time of four times 512 here), so that a step
+without decoding sequences is as large as a second allows: a new request waits no longer than that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ _LEAST = 32
 """Prompt tokens a step gets however late it is: prefill must go on."""
 _GRAIN = 16
 """Budgets are multiples of this, so that chunks end on page borders for the usual page sizes."""
+_ALONE_S = 1.0
+"""How long a step may last that keeps no decoding sequence waiting."""
+_ALONE_LEAST = 512
+"""Prompt tokens such a step gets on however slow a model."""
 
 
 class StepBudget:
@@ -34,7 +39,8 @@ class StepBudget:
     def prefill_tokens(self, num_decoding: int) -> int:
         """Prompt tokens that the next step may compute beside ``num_decoding`` decoding sequences."""
         if num_decoding == 0 or self._per_token_s is None:
-            return self._chunk_size
+            in_time = 0 if self._per_token_s is None else int(_ALONE_S / self._per_token_s) // _GRAIN * _GRAIN
+            return min(self._chunk_size, max(_ALONE_LEAST, in_time))
         spare_s = self._target_s - self._expected_decode_s(num_decoding)
         fitting = int(spare_s / self._per_token_s) // _GRAIN * _GRAIN
         return max(min(_LEAST, self._chunk_size), min(self._chunk_size, fitting))
