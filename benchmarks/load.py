@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -173,9 +173,7 @@ def main() -> int:
     wrong = judge(rounds, left)
     print("\n".join(["FAILED", *wrong]) if wrong else "passed")
     if given.json:
-        given.json.write_text(
-            json.dumps({"schema": 1, "rounds": [asdict(r) for r in rounds], "wrong": wrong}, indent=1)
-        )
+        given.json.write_text(json.dumps({"schema": 1, "rounds": [vars(r) for r in rounds], "wrong": wrong}, indent=1))
     return 1 if wrong else 0
 
 
