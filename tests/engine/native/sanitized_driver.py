@@ -44,6 +44,7 @@ def run(backend: NativeBackend, dtype: torch.dtype) -> None:
     table = torch.randn(300, 21).to(dtype)
     packed = backend.pack_rows(None, (300, 21), lambda first, last: {"weight": table[first:last]})
     backend.embed(packed, torch.full((9,), 299, dtype=torch.int32), out)
+    backend.combine(out, torch.zeros(5, 2, dtype=torch.int64) + 8, torch.rand(5, 2), torch.empty(5, 21))
     backend.argmax(torch.randn(3, 37), torch.empty(3, dtype=torch.int64))
 
 

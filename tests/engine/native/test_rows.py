@@ -102,6 +102,18 @@ def test_latent_store_and_embed_are_copies(native: NativeBackend, dtype: torch.d
     assert torch.equal(out, table[tokens.long()])
 
 
+@pytest.mark.parametrize("width", [1, 40, 2048])
+def test_what_experts_made_is_summed_in_order(native: NativeBackend, dtype: torch.dtype, width: int) -> None:
+    rows, weights = random((300, width), dtype, 20), torch.rand(100, 3)
+    place = torch.randint(0, 300, (100, 3))
+    ours, alone, expected = torch.empty(100, width), torch.empty(1, width), torch.empty(100, width)
+    native.combine(rows, place, weights, ours)
+    TORCH.combine(rows, place, weights, expected)
+    torch.testing.assert_close(ours, expected)
+    native.combine(rows, place[70:71].contiguous(), weights[70:71].contiguous(), alone)
+    assert torch.equal(alone, ours[70:71])
+
+
 @pytest.mark.parametrize("inner", [1, 40, 1536])
 @pytest.mark.parametrize("rows", [0, 1, 200])
 def test_gates(native: NativeBackend, dtype: torch.dtype, inner: int, rows: int) -> None:

@@ -109,14 +109,9 @@ class MixtureOfExperts:
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         total = views[self._sum]
-        self._weighted_sum(out, torch.from_numpy(place.reshape(-1, k)), torch.from_numpy(route.weights), total)
+        shares = torch.from_numpy(np.ascontiguousarray(route.weights))
+        backend.combine(out, torch.from_numpy(place.reshape(-1, k)), shares, total)
         return self._finish(x, total, step)
-
-    def _weighted_sum(self, out: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) -> None:
-        """total[m] = sum over j of weights[m, j] * out[place[m, j]], in fp32, j by j: one fixed order."""
-        total.zero_()
-        for j in range(place.shape[1]):
-            total.addcmul_(out[place[:, j]].float(), weights[:, j : j + 1])
 
     def _finish(self, x: torch.Tensor, total: torch.Tensor, step: Step) -> torch.Tensor:
         """Add the shared experts, and sum over the ranks."""

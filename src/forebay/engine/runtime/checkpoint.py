@@ -40,7 +40,7 @@ _DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 1 << 20
 """How much is read at once where only some columns of a matrix are wanted."""
 
 

@@ -101,6 +101,12 @@ class KernelBackend(Protocol):
         Experts with no rows are not touched. rows int32 (R,), expert_start int32 (E + 1,), out (R, N).
         """
 
+    def combine(self, rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """out[m] = sum over j, in order, of weights[m, j] * rows[place[m, j]]: what the experts made of each row, together.
+
+        rows (R, N), place int64 (M, k), weights fp32 (M, k), out fp32 (M, N); products and sums in fp32. All contiguous.
+        """
+
     def embed(self, table: torch.Tensor | PackedLinear, tokens: torch.Tensor, out: torch.Tensor) -> None:
         """out[i] = table[tokens[i]]; tokens int32 (M,). A table that is also the output matrix comes packed (dense)."""
 

@@ -20,7 +20,7 @@ from forebay.engine.runtime.native.build import BuildError, build_library
 
 __all__ = ["NativeBackend", "NativeLinear", "load_library", "open_native", "variants", "variants_of"]
 
-_ABI_VERSION = 3
+_ABI_VERSION = 4
 _SPIN_US = 200
 """How long an idle worker looks for work before it sleeps: longer than the gap between two operations of a step."""
 
@@ -38,7 +38,8 @@ _SPIN_US = 200
     _PACK,
     _GATED_LINEAR,
     _EMBED_PACKED,
-) = range(13)
+    _COMBINE,
+) = range(14)
 
 _DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 _PROGRAM_HEAD = Struct("<2q")
@@ -46,6 +47,7 @@ _linear_args = Struct("<8q").pack
 _grouped_args = Struct("<10q").pack
 _embed_args = Struct("<6q").pack
 _embed_packed_args = Struct("<5q").pack
+_combine_args = Struct("<8q").pack
 _rms_norm_args = Struct("<7qd3q").pack
 _add_rms_norm_args = Struct("<6qdq").pack
 _rope_args = Struct("<20q").pack
@@ -288,6 +290,13 @@ class NativeBackend:
             _GATED,
             _gated_args(x.data_ptr(), out.data_ptr(), rows, inner, x.stride(0), out.stride(0), gelu, _DTYPES[x.dtype]),
         )
+
+    def combine(self, rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+        args = _combine_args(
+            rows.data_ptr(), place.data_ptr(), weights.data_ptr(), out.data_ptr(), *place.shape, out.shape[1],
+            _DTYPES[rows.dtype],
+        )  # fmt: skip
+        self._call(self._engine, _COMBINE, args)
 
     def argmax(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out[i] = index of the first largest of x[i]; x fp32 (M, N), out int64 (M,)."""

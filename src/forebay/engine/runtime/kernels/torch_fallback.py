@@ -112,6 +112,11 @@ class TorchBackend:
             if begin < end:
                 self.linear(x[rows[begin:end].long()], weight, out[begin:end])
 
+    def combine(self, rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+        out.zero_()
+        for j in range(place.shape[1]):
+            out.addcmul_(rows[place[:, j]].float(), weights[:, j : j + 1])
+
     def embed(self, table: torch.Tensor | PackedLinear, tokens: torch.Tensor, out: torch.Tensor) -> None:
         if isinstance(table, DenseLinear):
             table = table.weight

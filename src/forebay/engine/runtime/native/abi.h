@@ -5,7 +5,7 @@
 
 namespace forebay {
 
-constexpr int64_t ABI_VERSION = 3;
+constexpr int64_t ABI_VERSION = 4;
 
 enum Dtype : int64_t { BF16 = 0, FP32 = 1 };
 
@@ -40,6 +40,7 @@ enum Op : int64_t {
     OP_PACK,
     OP_GATED_LINEAR,
     OP_EMBED_PACKED,
+    OP_COMBINE,
     OP_COUNT
 };
 
@@ -82,6 +83,15 @@ struct EmbedPackedArgs {
     const int32_t* tokens;
     void* out;
     int64_t m, dtype;
+};
+
+// out (m, n) fp32: for each row the sum over j, in order, of weights[j] * rows[place[j]]; place and weights are (m, k).
+struct CombineArgs {
+    const void* rows;
+    const int64_t* place;
+    const float* weights;
+    float* out;
+    int64_t m, k, n, dtype;
 };
 
 struct RmsNormArgs {

@@ -49,6 +49,8 @@ FB_INLINE void int4_rows(const char* block, bf16* rows) {
     const __m512i exponent = _mm512_sub_epi16(_mm512_and_si512(wide, _mm512_set1_epi32(0xff80)), _mm512_set1_epi32(127 << 7));
     _mm512_store_si512(exponents, _mm512_or_si512(exponent, _mm512_slli_epi32(exponent, 16)));
     _mm512_store_si512(offsets, _mm512_slli_epi32(_mm512_and_si512(wide, _mm512_set1_epi32(0x7f)), 5));
+    // Else the compiler takes the lanes out of the vectors one by one, which costs more than all the rest.
+    __asm__ volatile("" : "+m"(exponents), "+m"(offsets));
     const __mmask32 nonzero = ~((1u << 8) | (1u << 24));
 #pragma GCC unroll 4
     for (int g = 0; g < 4; g++) {

@@ -170,6 +170,27 @@ inline void embed_packed(Pool& pool, const void* raw) {
     else embed_packed_of<float, 1>(pool, a);
 }
 
+template <class T>
+void combine_of(Pool& pool, const forebay::CombineArgs& a) {
+    for_rows(pool, a.m, a.n * (a.k * sizeof(T) + 4), [&](int64_t r) {
+        float* out = a.out + r * a.n;
+        for (int64_t i = 0; i < a.n; i += 16) {
+            vf sum = zero();
+            for (int64_t j = 0; j < a.k; j++) {
+                const T* row = static_cast<const T*>(a.rows) + a.place[r * a.k + j] * a.n;
+                sum += load_n(row + i, a.n - i) * set1(a.weights[r * a.k + j]);
+            }
+            store_n(out + i, sum, a.n - i);
+        }
+    });
+}
+
+inline void combine(Pool& pool, const void* raw) {
+    const auto& a = *static_cast<const forebay::CombineArgs*>(raw);
+    if (a.dtype == forebay::BF16) combine_of<bf16>(pool, a);
+    else combine_of<float>(pool, a);
+}
+
 inline void latent_store(Pool& pool, const void* raw) {
     const auto& a = *static_cast<const forebay::LatentStoreArgs*>(raw);
     for_rows(pool, a.m, a.row_bytes * 2, [&](int64_t r) {

@@ -16,7 +16,7 @@ const Variant FB_EXPORT(FOREBAY_VARIANT) = {
     {FOREBAY_VARIANT::linear, FOREBAY_VARIANT::grouped_linear, FOREBAY_VARIANT::embed, FOREBAY_VARIANT::rms_norm,
      FOREBAY_VARIANT::add_rms_norm, FOREBAY_VARIANT::rope_store, FOREBAY_VARIANT::attention,
      FOREBAY_VARIANT::latent_store, FOREBAY_VARIANT::gated, FOREBAY_VARIANT::argmax, FOREBAY_VARIANT::pack,
-     FOREBAY_VARIANT::gated_linear, FOREBAY_VARIANT::embed_packed},
+     FOREBAY_VARIANT::gated_linear, FOREBAY_VARIANT::embed_packed, FOREBAY_VARIANT::combine},
 };
 
 }  // namespace forebay
