@@ -52,6 +52,8 @@ class Row:
     unit: str = ""
     goal: float | None = None
     at_most: bool = False
+    rounds: tuple[float, ...] = ()
+    """What ``value`` is the median of."""
 
     @property
     def is_met(self) -> bool:
@@ -98,7 +100,7 @@ def _int4(args: argparse.Namespace) -> list[Row]:
     return [
         *_rates("int4", ratio.rates),
         Row("int4", "bytes a decoded token, INT4 / bf16", ratio.byte_ratio, "x", 0.35, at_most=True),
-        Row("int4", "speed at one stream, INT4 / bf16", ratio.speed, "x", 1.8),
+        _median_row("int4", "speed at one stream, INT4 / bf16", ratio.speed, "x", 1.8),
         *_bandwidths("int4", DENSE_1B, ratio.rates),
     ]
 
@@ -108,8 +110,8 @@ def _kimi(args: argparse.Namespace) -> list[Row]:
     return [
         *_rates("kimi", ratio.rates),
         Row("kimi", "bytes a decoded token, INT4 experts / bf16", ratio.byte_ratio, "x"),
-        Row("kimi", "speed at one stream, INT4 experts / bf16", ratio.speed, "x"),
-        Row("kimi", "that speed of what the bytes allow", ratio.speed * ratio.byte_ratio, "x"),
+        _median_row("kimi", "speed at one stream, INT4 experts / bf16", ratio.speed, "x"),
+        _median_row("kimi", "that speed of what the bytes allow", [s * ratio.byte_ratio for s in ratio.speed], "x"),
         *_bandwidths("kimi", KIMI, ratio.rates),
     ]
 
@@ -144,9 +146,8 @@ def _ranks(args: argparse.Namespace) -> list[Row]:
         servers = [_server("tp 1", folder, args.port), _server("tp 2", folder, args.port + 1, "--tp", "2")]
         rates = _measure(servers, args)
         rows += _rates(f"ranks {form}", rates)
-        rows.append(
-            Row(f"ranks {form}", "speed, 2 ranks x 1 thread / 1 x 2", _ratio(rates["tp 2"], rates["tp 1"]), "x", 0.9)
-        )
+        ratios = _ratio(rates["tp 2"], rates["tp 1"])
+        rows.append(_median_row(f"ranks {form}", "speed, 2 ranks x 1 thread / 1 x 2", ratios, "x", 0.9))
     return rows
 
 
@@ -185,7 +186,7 @@ class _Forms:
     """Both forms of one model: tokens a second in each round, and INT4's ratios."""
 
     rates: dict[str, list[float]]
-    speed: float
+    speed: tuple[float, ...]
     byte_ratio: float
 
 
@@ -249,12 +250,17 @@ def _check_tokens(servers: Sequence[ps.Server]) -> None:
     print(f"# {' and '.join(s.name for s in servers)} give the same tokens", flush=True)
 
 
-def _ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+def _ratio(ours: list[float], theirs: list[float]) -> tuple[float, ...]:
+    """Round by round."""
+    return tuple(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def _median_row(case: str, what: str, rounds: Sequence[float], unit: str, goal: float | None = None) -> Row:
+    return Row(case, what, statistics.median(rounds), unit, goal, rounds=tuple(rounds))
 
 
 def _rates(case: str, rates: dict[str, list[float]]) -> list[Row]:
-    return [Row(case, f"{name}, one stream", statistics.median(values), "tok/s") for name, values in rates.items()]
+    return [_median_row(case, f"{name}, one stream", values, "tok/s") for name, values in rates.items()]
 
 
 def _bandwidths(case: str, shape: Shape, rates: dict[str, list[float]]) -> list[Row]:
@@ -265,12 +271,13 @@ def _bandwidths(case: str, shape: Shape, rates: dict[str, list[float]]) -> list[
 
 
 def _print(rows: list[Row]) -> None:
-    print("\n| case | | value | goal | |\n|---|---|---|---|---|")
+    print("\n| case | | value | rounds | goal | |\n|---|---|---|---|---|---|")
     for row in rows:
         sign = "≤" if row.at_most else "≥"
         goal = "" if row.goal is None else f"{sign} {row.goal:g}"
         verdict = "" if row.goal is None else "met" if row.is_met else f"missed by {abs(row.value / row.goal - 1):.0%}"
-        print(f"| {row.case} | {row.what} | {row.value:,.3g} {row.unit} | {goal} | {verdict} |")
+        spread = f"{min(row.rounds):,.3g} to {max(row.rounds):,.3g}" if row.rounds else ""
+        print(f"| {row.case} | {row.what} | {row.value:,.3g} {row.unit} | {spread} | {goal} | {verdict} |")
     print(f"# load average {os.getloadavg()[0]:.1f}")
 
 
