@@ -11,7 +11,7 @@ help:
 
 ## make up    make the environment, start the small real model, ask it a question, serve until Ctrl-C
 up: env
-	@$(BIN)/python -m forebay.cli.demo
+	@exec $(BIN)/forebay up smollm2 --port 8000-8009 --host-cache auto --ask "What is the capital of France?"
 
 ## make test  ruff, mypy, the architecture test and all tests
 test: env lint

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +99,55 @@ class Driver:
     def clean(self) -> None:
         for folder in (self.home / "runs").glob("*/run.json"):
             self("down", folder.parent.name, "--drain-seconds", "2")
+
+
+class Beat:
+    """A thread that only sleeps: by how much it is woken late is what this machine costs everybody at the moment."""
+
+    _EVERY_S = 0.02
+
+    def __init__(self) -> None:
+        self.late_s = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Beat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            time.sleep(self._EVERY_S)
+            self.late_s = max(self.late_s, time.monotonic() - began - self._EVERY_S)
+
+    def assert_soon(self, what: str, verdict_at: float, evidence_at: float) -> None:
+        """2 s from the evidence to the verdict, which takes some ten turns of threads and processes to come about."""
+        lag = verdict_at - evidence_at
+        print(f"{what}: {lag:.2f} s after its evidence (a sleeping thread was {self.late_s:.2f} s late at worst)")
+        assert lag <= 2.0 + 10 * self.late_s, what
+
+
+def gone_at(pid: int) -> float:
+    """Wall clock at which ``pid`` is seen dead (or a zombie) by a look every few milliseconds."""
+    return _state_at(pid, (None, "Z"))
+
+
+def stopped_at(pid: int) -> float:
+    """Wall clock at which ``pid`` is seen stopped."""
+    return _state_at(pid, ("T", "t"))
+
+
+def _state_at(pid: int, states: tuple[str | None, ...]) -> float:
+    deadline = time.monotonic() + 60
+    while process_state(pid) not in states:
+        assert time.monotonic() < deadline, f"pid {pid} is in state {process_state(pid)}"
+        time.sleep(0.005)
+    return time.time()
 
 
 def until(look: Callable[[], Any], timeout_s: float) -> Any:

@@ -21,6 +21,7 @@ def case() -> Case:
         model=real_model(),
         flags=("--device-cache", "60MB", "--host-cache", "200MB"),
         engine="forebay.engine.runtime.worker",
+        warm_up='name="warming up"',
         bad_flag="--no-such-flag",
         too_long=(("--context-length", "100000"), "ctx_too_long_for_model"),
         too_big=(("--host-cache", "900GB"), "host_pool_too_big"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fault_suites import Case, Ending, FailedStarts, Serving
-from operator_driving import Driver, free_port
+from operator_driving import Driver
 from operator_peers import peer, real_model
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
@@ -23,6 +23,7 @@ def case() -> Case:
         model=real_model(),
         flags=_SMALL,
         engine="VLLM::EngineCore",
+        warm_up="init engine (profile",
         bad_flag="--no-such-flag",
         too_long=(("--max-model-len", "100000"), "ctx_too_long_for_model"),
         too_big=(("--kv-cache-memory-bytes", "64000000000"), "host_pool_too_big"),
@@ -51,10 +52,3 @@ def test_verify_observes_external_hits(case: Case, driver: Driver, tmp_path: Pat
     rows = {row["name"]: row for row in up.event("verified")["rows"]}
     assert rows["host or disk or external tier"]["status"] == "ok", up.err[-3000:]
     assert rows["same output from loaded pages"]["observed"] == "same"
-
-
-@pytest.mark.soak
-def test_a_second_vllm_on_a_taken_port_is_never_ready(case: Case, driver: Driver, tmp_path: Path) -> None:
-    port = free_port()
-    assert case.up(driver, "first", "--detach", "--no-verify", port=port).code == 0
-    FailedStarts()._dies_by_hand(case, driver, case.model, tmp_path, "port_in_use", port=port)

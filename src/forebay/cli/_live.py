@@ -37,6 +37,11 @@ class Screen:
             self._progress(event)
         elif kind == "stage":
             self._line(f"  {event['stage']}{_percent(event.get('percent'))}")
+        elif kind == "answer":
+            self.close()
+            click.echo(f"\n  {event['question']}\n  {click.style(event['answer'], bold=True)}\n")
+        elif kind == "doing":
+            self._line(f"    {event['doing']}")
         elif kind == "log":
             self._line(f"  log: {event['line']}")
         elif kind in ("plan", "preflight"):

@@ -14,8 +14,19 @@ from forebay.sizes import parse_size
 __all__ = ["command"]
 
 
-def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else parse_size(value, what=f"--{(parameter.name or '').replace('_', '-')}")
+def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    if value is None or (value == "auto" and parameter.name == "host_cache"):
+        return value
+    return parse_size(value, what=f"--{(parameter.name or '').replace('_', '-')}")
+
+
+def _ports(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, int | None]:
+    """``8000``, or ``8000-8009`` for the first free one of them."""
+    first, dash, last = value.partition("-")
+    numbers = [int(word) if word.isdecimal() else 0 for word in ([first, last] if dash else [first])]
+    if not all(1 <= number <= 65535 for number in numbers) or numbers != sorted(numbers):
+        raise click.BadParameter(f"{value!r} is no port (1 to 65535) and no range of ports such as 8000-8009")
+    return numbers[0], numbers[1] if dash else None
 
 
 @click.command("up", context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,16 +35,19 @@ def _size(_context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--server", type=click.Choice(["embedded", "sglang", "vllm"]), help="Which server; default embedded.")
 @click.option("--name", help="What to call the run; default MODEL-SERVER.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
-@click.option("--port", default=30000, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--port", default="30000", show_default=True, callback=_ports, help="Or a range: its first free port.")
 @click.option("--served-model-name", "served_name", help="The name that requests use.")
 @click.option("--tp", type=click.IntRange(1), help="Ranks (tensor parallel).")
 @click.option("--context", type=click.IntRange(1), help="Longest request, in tokens.")
-@click.option("--host-cache", callback=_size, help="Host tier, in total over the ranks, with a unit: 16GB.")
+@click.option(
+    "--host-cache", callback=_size, help="Host tier, in total over the ranks, with a unit: 16GB. auto: at most 1GB."
+)
 @click.option(
     "--device-cache", callback=_size, help="Device pool, with a unit: 512MiB (embedded: in total; vLLM: per rank)."
 )
 @click.option("--write-policy", type=click.Choice(["write_through", "write_through_selective", "write_back"]))
 @click.option("--python", help="The interpreter of the environment the server is installed in.")
+@click.option("--ask", metavar="TEXT", help="Once ready, ask this, and print the answer and how to ask more.")
 @click.option("--detach", "-d", is_flag=True, help="Once ready and verified, leave it running under its supervisor.")
 @click.option("--no-verify", is_flag=True, help="Do not probe the cache once it is ready.")
 @click.option("--no-plan", is_flag=True, help="Launch what the plan would refuse.")
@@ -49,6 +63,7 @@ def command(**options: Any) -> int:
     forebay up smollm2                                   the embedded server; Ctrl-C ends it
     forebay up /models/llama --server vllm --detach      leave it running; `forebay down` ends it
     forebay up MODEL --server sglang --tp 8 -- --hicache-size 48
+    forebay up smollm2 --port 8000-8009 --host-cache auto --ask "What is the capital of France?"
     forebay up plan.json                                 run what `forebay plan --json` saved
 
     Everything after -- goes to the server as it is, in the server's own units, and wins over the options above. Flags that
@@ -66,7 +81,8 @@ def command(**options: Any) -> int:
     signal.signal(signal.SIGTERM, _as_interrupt)
     signal.signal(signal.SIGHUP, _as_interrupt)
     screen = Screen(as_json=options.pop("as_json"))
-    given = {**options, "server_flags": tuple(options["server_flags"])}
+    port, last_port = options.pop("port")
+    given = {**options, "port": port, "last_port": last_port, "server_flags": tuple(options["server_flags"])}
     job = BringUp(LocalMachine(), UpOptions(**given), plan_for_up, screen.event, screen.say)
     try:
         return int(job.run())

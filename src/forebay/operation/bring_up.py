@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from forebay.errors import DeadError, ExitCode, RefusedError, UsageError
 from forebay.machine.interface import Machine
 from forebay.machine.processes import is_running
+from forebay.operation.ask import Question, ask, how_to_ask
 from forebay.operation.follow import EventTail
+from forebay.operation.inputs import (
+    first_free_port,
+    free_run_name,
+    local_model,
+    modest_host_cache,
+    pool_variables,
+    saved_plan,
+)
 from forebay.operation.judge import Limits
 from forebay.operation.launcher import Start, launch_run
 from forebay.operation.planner import Planner, PlanRequest
@@ -24,7 +30,9 @@ from forebay.operation.record import Run
 from forebay.operation.stages import stage_lines
 from forebay.operation.stop import stop_run
 from forebay.servers.base import Launch, StartRequest
+from forebay.servers.common import first_model
 from forebay.servers.flags import flag_value
+from forebay.servers.http import parse_address, send
 from forebay.servers.install import Installation, find_installation
 from forebay.servers.registry import server_named
 
@@ -36,21 +44,29 @@ _POLL_S = 0.03
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """The options of ``forebay up``, as given; sizes in bytes."""
+    """The options of ``forebay up``, as given; sizes in bytes.
+
+    Attributes:
+        last_port: with it the first free port from ``port`` on is taken.
+        host_cache: ``auto`` is a modest one, sized to this machine.
+        ask: a question to ask once it is ready.
+    """
 
     model: str
     server: str | None = None
     name: str | None = None
     host: str = "127.0.0.1"
     port: int = 30000
+    last_port: int | None = None
     served_name: str | None = None
     tp: int | None = None
     context: int | None = None
-    host_cache: int | None = None
+    host_cache: int | Literal["auto"] | None = None
     device_cache: int | None = None
     write_policy: str | None = None
     python: str | None = None
     detach: bool = False
+    ask: str | None = None
     no_verify: bool = False
     no_plan: bool = False
     probe_seconds: float = 60.0
@@ -92,7 +108,8 @@ class BringUp:
         Raises:
             UsageError, RefusedError, DeadError: before anything is launched, or because it could not be.
         """
-        self._run = self._start()
+        self._start()
+        assert self._run is not None
         self._say(f"{self._run.name}: log in {self._run.log_path}")
         tail = EventTail(self._run)
         code = self._until_ready(tail)
@@ -100,6 +117,7 @@ class BringUp:
             return code
         code = self._verify()
         self._report()
+        code = self._ask() or code
         if self._options.detach:
             return code
         return self._stay(tail)
@@ -109,15 +127,19 @@ class BringUp:
         if self._run is None:
             return
         self._say(f"ending {self._run.name} (Ctrl-C again: do not wait for it to drain)")
-        try:
-            stop_run(self._machine, self._run, tell=self._say)
-        except KeyboardInterrupt:
-            stop_run(self._machine, self._run, drain_s=0.0, tell=self._say)
+        drain_s = None
+        while True:
+            try:
+                stop_run(self._machine, self._run, drain_s=drain_s, tell=self._say)
+                return
+            except KeyboardInterrupt:
+                drain_s = 0.0
 
-    def _start(self) -> Run:
+    def _start(self) -> None:
+        self._settle_options()
         options = self._options
         gpus = self._machine.gpus()
-        plan = _saved_plan(options.model)
+        plan = saved_plan(options.model)
         name = options.server or (str(plan["server"]) if plan is not None else "embedded")
         server = server_named(name)
         installation = find_installation(server.name, server.distributions, options.python)
@@ -139,12 +161,26 @@ class BringUp:
         for added in launch.added:
             self._say(f"added {added.text}: {added.why}")
         start = Start(
-            name=options.name or _run_name(options.model, name), server=name, model=model, version=installation.version,
+            name=options.name or free_run_name(self._machine, options.model, name), server=name, model=model, version=installation.version,
             host=host, port=port, launch=launch, asked=_asked(options),
         )  # fmt: skip
         self._say(f"{name} {installation.version}: plan and preflight took {time.monotonic() - self._began:.2f} s")
         limits = Limits(hang_s=options.hang_seconds, stall_s=options.stall_seconds)
-        return launch_run(self._machine, start, gpus=gpus, plan=document, limits=limits)
+        launch_run(self._machine, start, gpus=gpus, plan=document, limits=limits, created=self._created)
+
+    def _created(self, run: Run) -> None:
+        """From here on Ctrl-C has something to end."""
+        self._run = run
+
+    def _settle_options(self) -> None:
+        """What was left to this machine to decide."""
+        options = self._options
+        if options.host_cache == "auto":
+            options = replace(options, host_cache=modest_host_cache(self._machine))
+        if options.last_port is not None:
+            port = first_free_port(self._machine, options.host, options.port, options.last_port)
+            options = replace(options, port=port, last_port=None)
+        self._options = options
 
     def _planned(
         self, saved: Mapping[str, Any] | None, name: str, installation: Installation, *, gpus: int
@@ -165,6 +201,7 @@ class BringUp:
             self._refuse(bool(saved.get("fits", True)), saved.get("problems", ()))
             argv = [*saved["command"], *server.flags(self._request(saved["command"]))]
             return server.adopt(argv, saved.get("env", {}), installation, gpus=gpus), Path(options.model).read_bytes()
+        assert options.host_cache != "auto"
         request = PlanRequest(
             local_model(options.model, name), name, installation.version, options.tp, options.context, options.host_cache,
             options.device_cache if name == "embedded" else None, tuple(server.flags(self._request(()))),
@@ -263,8 +300,26 @@ class BringUp:
             self._say(line)
         self._say(f"serving {record.model} at {record.url}/v1")
 
+    def _ask(self) -> ExitCode:
+        """The question, its answer, and how to go on; NOT_IN_EFFECT where it is not answered."""
+        assert self._run is not None
+        if self._options.ask is None:
+            return ExitCode.DONE
+        record = self._run.read()
+        model = first_model(send(self._machine, parse_address(record.url), "GET", "/v1/models", timeout_s=10.0))
+        question = Question(record.url, model or record.model, self._options.ask)
+        reply = ask(self._machine, question)
+        if reply.text is None:
+            self._say(f"the question was not answered: {reply.failure}")
+            return ExitCode.NOT_IN_EFFECT
+        self._show(_event("answer", question=question.text, answer=reply.text))
+        for line in how_to_ask(question, server_named(record.server)):
+            self._say(line)
+        return ExitCode.DONE
+
     def _stay(self, tail: EventTail) -> ExitCode:
         """In the foreground until it ends; Ctrl-C raises through here."""
+        self._say("serving until Ctrl-C")
         while True:
             for event in tail.new():
                 self._show(event)
@@ -274,59 +329,8 @@ class BringUp:
             time.sleep(0.2)
 
 
-def _saved_plan(model: str) -> Mapping[str, Any] | None:
-    """The plan in ``model`` when it is a JSON file, else None.
-
-    Raises:
-        UsageError: a JSON file that is no plan.
-    """
-    if not model.endswith(".json") or not Path(model).is_file():
-        return None
-    try:
-        plan = json.loads(Path(model).read_bytes())
-    except ValueError as error:
-        raise UsageError(f"{model} is not JSON: {error}") from error
-    if not isinstance(plan, dict) or not isinstance(plan.get("command"), list) or "server" not in plan:
-        raise UsageError(
-            f"{model} is no plan: it has no server and command", fix="make one with `forebay plan MODEL --json`"
-        )
-    return plan
-
-
-def local_model(model: str, server: str) -> str:
-    """``model`` as a folder that SGLang and vLLM can load; the embedded server resolves its own.
-
-    A catalogue name with real weights and a .gguf file are converted once, by the engine's own converter in a process of
-    its own.
-
-    Raises:
-        RefusedError: the conversion failed.
-    """
-    known = model == "smollm2" or model.endswith(".gguf")
-    if server == "embedded" or not known:
-        return model
-    code = "import sys; from forebay.engine.runtime.convert import resolve_model; print(resolve_model(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RefusedError(f"{model} could not be made into a folder for {server}: {said}", fix="give a model folder")
-    return done.stdout.strip().splitlines()[-1]
-
-
-def pool_variables() -> dict[str, str]:
-    """The variables of this environment that size a server's pools: the plan must know them."""
-    names = ("VLLM_CPU_KVCACHE_SPACE", "LMCACHE_MAX_LOCAL_CPU_SIZE")
-    return {name: os.environ[name] for name in names if name in os.environ}
-
-
 def _event(kind: str, **fields: object) -> dict[str, Any]:
     return {"schema": 1, "at": round(time.time(), 3), "event": kind, **fields}
-
-
-def _run_name(model: str, server: str) -> str:
-    stem = Path(model).name.removesuffix(".json").removesuffix(".gguf")
-    kept = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in stem).strip("-._")
-    return f"{(kept or 'run').lower()[:40]}-{server}"
 
 
 def _asked(options: UpOptions) -> dict[str, str]:

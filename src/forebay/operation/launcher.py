@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from forebay.errors import DeadError
@@ -42,8 +42,12 @@ def launch_run(
     gpus: Sequence[GpuReading],
     plan: bytes | None = None,
     limits: Limits | None = None,
+    created: Callable[[Run], None] = lambda _run: None,
 ) -> Run:
     """Create the run and start its supervisor, which starts the server.
+
+    Args:
+        created: called with the run before anything of it is started: what a Ctrl-C from then on must end.
 
     Raises:
         RefusedError: a run of that name is still there.
@@ -71,6 +75,7 @@ def launch_run(
             baseline=baseline(machine, gpus),
         )
     )
+    created(run)
     _supervise(run, limits or Limits())
     return run
 
@@ -84,6 +89,20 @@ def _supervise(run: Run, limits: Limits) -> None:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=os.environ.copy()
         )
+    try:
+        _wait_until_launched(run, child)
+    except KeyboardInterrupt:
+        # a supervisor between its start and the record of its server could be ended, and the server not be found
+        _wait_until_launched(run, child)
+        raise
+
+
+def _wait_until_launched(run: Run, child: subprocess.Popen[bytes]) -> None:
+    """Until the server's process is on record.
+
+    Raises:
+        DeadError: the supervisor ended, or took too long.
+    """
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         if run.read().front is not None:

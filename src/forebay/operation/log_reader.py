@@ -66,6 +66,11 @@ class LogReader:
         return None if self._tracker is None else self._tracker.percent
 
     @property
+    def doing(self) -> str:
+        """What is done within the stage, in the server's own words; mostly empty."""
+        return "" if self._tracker is None else self._tracker.doing
+
+    @property
     def error_line(self) -> str | None:
         """The first line that said the start is lost."""
         error = None if self._tracker is None else self._tracker.error

@@ -23,7 +23,7 @@ from forebay.operation.stop import owned_processes
 from forebay.paths import home_dir
 from forebay.sizes import format_binary, format_size
 
-__all__ = ["Finding", "baseline", "preflight", "refuse_if_needed"]
+__all__ = ["Finding", "baseline", "port_findings", "preflight", "refuse_if_needed"]
 
 _LOG_BYTES = 1 << 28
 _GPU_HELD_BYTES = 256 << 20
@@ -44,7 +44,7 @@ def preflight(machine: Machine, host: str, port: int, model: str, *, gpus: Itera
     """Every check; refusals first."""
     found = [
         *_model(machine, model),
-        *_port(machine, host, port),
+        *port_findings(machine, host, port),
         *_gpus(machine, gpus),
         *_leftovers(machine),
         *_disk(machine),
@@ -96,7 +96,8 @@ def _model(machine: Machine, model: str) -> list[Finding]:
     return []
 
 
-def _port(machine: Machine, host: str, port: int) -> list[Finding]:
+def port_findings(machine: Machine, host: str, port: int) -> list[Finding]:
+    """Whether a server can have ``host``:``port``, and who has it; empty when it is free."""
     report = port_report(machine, port, host)
     another = f"give another one with --port, such as {port + 1}"
     if report.state is PortState.LISTENING:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from forebay.machine.interface import Machine
 from forebay.operation.observation import TokenState
 from forebay.servers.base import Condition, Counters, HealthReading, Server, TokenReading
+from forebay.servers.common import first_model
 from forebay.servers.http import Address, Answer, send
 
 __all__ = ["Prober"]
@@ -113,7 +114,7 @@ class Prober:
 
     def _one_token(self) -> None:
         if self._model is None:
-            self._model = _first_model(self.send("GET", "/v1/models"))
+            self._model = first_model(self.send("GET", "/v1/models"))
         ask = self._server.token_ask(self._model)
         reading = self._server.read_token(
             self.send(ask.method, ask.path, None if ask.body is None else dict(ask.body), timeout_s=_TOKEN_S)
@@ -135,12 +136,3 @@ class Prober:
         found = self._server.read_pause(answers)
         still = self.paused is not None and not any(answer.ok for answer in list(answers.values())[:1])
         self.paused = found or (self.paused if still else None)
-
-
-def _first_model(answer: Answer) -> str | None:
-    body = answer.json() if answer.ok else None
-    data = body.get("data") if isinstance(body, dict) else None
-    if isinstance(data, list) and data and isinstance(data[0], dict):
-        name = data[0].get("id")
-        return name if isinstance(name, str) else None
-    return None

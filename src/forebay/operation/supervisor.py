@@ -40,7 +40,7 @@ __all__ = ["RUN_ID_VARIABLE", "Supervisor", "main"]
 
 RUN_ID_VARIABLE = "FOREBAY_RUN_ID"
 _PR_SET_CHILD_SUBREAPER = 36
-_SETTLE_S = 1.0  # after a death the log's last lines are still being written
+_SETTLE_S = 0.8  # after a death the log's last lines are still being written
 _SHM_S = 60.0
 
 

@@ -13,6 +13,7 @@ from forebay.machine.interface import Machine
 from forebay.operation.probe import Probe, ProbeResult, not_run
 from forebay.operation.record import Run
 from forebay.servers.base import Counters, Server, Setting
+from forebay.servers.common import first_model
 from forebay.servers.grammar import EffectiveSetting, effective_settings
 from forebay.servers.http import Address, parse_address, send
 from forebay.servers.registry import server_named
@@ -222,17 +223,9 @@ def _probe(
         running = (counters.running or 0) + (counters.waiting or 0)
         return not_run(f"{running:.0f} requests of others are running, and the probe would evict what they use")
     context = next((item.effective for item in settings if item.name == "context tokens"), None)
-    model = _model_name(machine, subject.address)
+    model = first_model(send(machine, subject.address, "GET", "/v1/models", timeout_s=10.0))
     prober = Probe(machine, subject.server, subject.address, model, limit_s=probe_s, tell=tell)
     return prober.run(counters, int(context) if context is not None and context.isdigit() else None)
-
-
-def _model_name(machine: Machine, address: Address) -> str | None:
-    body = send(machine, address, "GET", "/v1/models", timeout_s=10.0).json()
-    data = body.get("data") if isinstance(body, dict) else None
-    if isinstance(data, list) and data and isinstance(data[0], dict):
-        return str(data[0].get("id"))
-    return None
 
 
 def _observed(server: Server, tiers: Sequence[str], probe: ProbeResult) -> list[Row]:

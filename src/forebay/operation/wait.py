@@ -18,7 +18,7 @@ from forebay.servers.base import Server
 
 __all__ = ["Waiting", "wait_for"]
 
-_SETTLE_S = 1.0  # after a death the log's last lines are still being written
+_SETTLE_S = 0.8  # after a death the log's last lines are still being written
 _CODES = {
     State.READY: ExitCode.DONE,
     State.DEAD: ExitCode.DEAD,

@@ -46,7 +46,7 @@ class Pace:
 
     turn: tuple[float, float] = (0.1, 0.5)
     listening_s: float = 0.05  # between the first listening socket and ready: what happens now is what is waited for
-    sample: tuple[float, float] = (0.3, 1.0)
+    sample: tuple[float, float] = (0.3, 0.5)
     scan: tuple[float, float] = (0.5, 10.0)
     health: tuple[float, float] = (0.05, 10.0)
     token_s: float = 30.0
@@ -100,6 +100,7 @@ class Watcher:
         self._look: Look | None = None
         self._sampled_at = self._health_at = self._counters_at = self._progress_at = self._token_at = -1e9
         self._shown: tuple[str, float | None] = ("", None)
+        self._doing = ""
         self._was_ready = self._told_ready = False
 
     def turn_s(self) -> float:
@@ -243,6 +244,10 @@ class Watcher:
             self._progress_at = now
             events.append(Event("progress", self._progress(seen, now)))
         self._shown = (name, seen.percent)
+        doing = self._log.doing if self._log is not None and not self._was_ready else ""
+        if doing and doing != self._doing:
+            events.append(Event("doing", {"stage": name, "doing": doing}))
+        self._doing = doing
         return events
 
     def _progress(self, seen: Observation, now: float) -> dict[str, object]:

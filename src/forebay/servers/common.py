@@ -15,6 +15,7 @@ __all__ = [
     "completion_ask",
     "cpu_bind",
     "environment_path",
+    "first_model",
     "flags_of",
     "read_completion",
     "refused_or_silent",
@@ -58,6 +59,15 @@ def cpu_bind(ranks: int) -> str:
     share = max(1, len(cores) // ranks)
     groups = [cores[(rank * share) % len(cores) :][:share] for rank in range(ranks)]
     return "|".join(",".join(map(str, group)) for group in groups)
+
+
+def first_model(answer: Answer) -> str | None:
+    """The first name in an answer of /v1/models; None where it has none."""
+    body = answer.json() if answer.ok else None
+    data = body.get("data") if isinstance(body, dict) else None
+    if isinstance(data, list) and data and isinstance(data[0], dict) and isinstance(data[0].get("id"), str):
+        return str(data[0]["id"])
+    return None
 
 
 def completion_ask(model: str | None, prompt: str, tokens: int) -> Ask:

@@ -13,8 +13,9 @@ def _stage(stage: Stage) -> StagePattern:
     """``stage rank=0 name="device pool" progress=0.5``; the name is quoted where it holds a space."""
     plain = stage.value.replace(" ", "[ _]")
     return StagePattern(
-        stage, re.compile(rf'^stage .*\bname="?{plain}"?(?=\s|$)(?:.*\bprogress=(?P<fraction>[\d.]+))?')
-    )
+        stage, re.compile(rf'^stage .*\bname="?{plain}"?(?=\s|$)'
+                          r'(?:.*\bprogress=(?P<fraction>[\d.]+))?(?:.*\bdoing=(?P<doing>"[^"]*"|\S+))?'),
+    )  # fmt: skip
 
 
 EMBEDDED = Grammar(
@@ -23,6 +24,7 @@ EMBEDDED = Grammar(
     order=tuple(Stage),
     stages=(
         *(_stage(stage) for stage in Stage),
+        StagePattern(Stage.LOADING, re.compile(r'^kernels .*\bmessage=(?P<doing>"[^"]*"|\S+)')),
         StagePattern(Stage.SERVING, re.compile(r"^(?:ready|serving)(?: |$)")),
     ),
     errors=(

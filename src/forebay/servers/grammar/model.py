@@ -29,7 +29,7 @@ class StagePattern:
     Attributes:
         stage: the stage that the line belongs to.
         pattern: searched in the text of a line. Named groups it may have: ``percent``, ``done`` and ``total`` (a progress
-            as a count), ``rate`` (as printed, ``10.12s/it``), ``left`` (as printed, ``00:30``).
+            as a count), ``rate`` (as printed, ``10.12s/it``), ``left`` (as printed, ``00:30``), ``doing`` (in words).
         detail: what happens within the stage, for people; empty where the stage says it all.
         complete: the line ends the stage's work: its progress is 100 %.
     """

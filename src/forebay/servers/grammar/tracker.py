@@ -40,6 +40,8 @@ class StageTracker:
         """The furthest stage that any rank has shown."""
         self.percent: float | None = None
         """Progress within ``stage``, of the rank that is furthest."""
+        self.doing = ""
+        """What is done in ``stage`` just now, where the server says so in words of its own."""
         self.error: StageEvent | None = None
         """The first line that said the start, or the server, is lost."""
         self.port_lost = False
@@ -82,6 +84,8 @@ class StageTracker:
             self.stage, self.percent = pattern.stage, percent
         elif pattern.stage is self.stage and percent is not None:
             self.percent = percent
+        if pattern.stage is self.stage:
+            self.doing = (match.groupdict().get("doing") or "").strip('"')
         self._rank_stage[line.rank] = pattern.stage
         return self._event(line, pattern.stage, percent, entered=entered, pattern=pattern, match=match)
 
