@@ -1,22 +1,21 @@
-"""Device memory: weights, the KV pool, graphs, and other holders of the GPU."""
+"""Device memory: weights, pools, graphs, activations."""
 
 from __future__ import annotations
 
 from forebay.causes import Cause
-from forebay.operation.doctor.fixes import floor_to, ranks_of, say, utilization_that_fits
+from forebay.operation.doctor.fixes import floor_to, ranks_of, say
 from forebay.operation.doctor.rule import Found, Need, Rule, Tier, pattern
 from forebay.servers.grammar import Stage
 
-__all__ = ["RULES"]
+__all__ = ["OOM", "RULES", "TRIED", "WEIGHTS"]
 
 SGLANG = ("sglang",)
 VLLM = ("vllm",)
-
-_OOM = (
+OOM = (
     r"(?:(?:CUDA|HIP|NPU|XPU|MUSA) out of memory|OutOfMemoryError|(?:CUDA|HIP) error: out of memory|"
     r"(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)|CUBLAS_STATUS_ALLOC_FAILED)"
 )
-_TRIED = r"(?:.*?Tried to allocate (?P<tried>[\d.]+) (?P<unit>[KMG]iB))?(?:.*?total capacity of (?P<total>[\d.]+) GiB)?(?:.*?of which (?P<free>[\d.]+) (?P<free_unit>[KMG]iB) is free)?"
+TRIED = r"(?:.*?Tried to allocate (?P<tried>[\d.]+) (?P<unit>[KMG]iB))?(?:.*?total capacity of (?P<total>[\d.]+) GiB)?(?:.*?of which (?P<free>[\d.]+) (?P<free_unit>[KMG]iB) is free)?"
 _CAPTURE = pattern(
     r"[Cc]aptur(?:e|ing)\b.*(?:[Gg]raph|batches|num tokens)|cuda_?graph|CudaGraph|cudagraph|capture_model|capture_one_batch",
     ignore_case=False,
@@ -24,11 +23,16 @@ _CAPTURE = pattern(
 _POOL = pattern(
     r"memory_pool\.py|_allocate_kv_cache|allocate_kv_cache|init_memory_pool|TokenToKVPool|_create_buffers|initialize_kv_cache|_allocate_gpu_cache|cache_engine\.py"
 )
-_WEIGHTS = pattern(
+WEIGHTS = pattern(
     r"load_model|model_loader|weight_loader|weight_utils|initialize_model|create_weights|process_weights_after_loading|load_weights"
 )
 _WORKSPACE = pattern(
     r"workspace|deep_?ep\b.*[Bb]uffer|\bBuffer\(|aiter|symm_mem|custom_all_reduce|NVSHMEM|nvshmem", ignore_case=False
+)
+_MODEL_LEN = (
+    r"To serve at least one request with the models?'s max(?:imum)? seq(?:uence)? len(?:gth)? \((?P<length>[\d,]+)\)"
+    r"(?:, \(?(?P<needed>[\d.]+) ?GiB KV cache is needed)?(?:.*?available(?: KV cache memory)? ?\(?(?P<available>[\d.]+) ?GiB)?"
+    r"(?:.*?estimated maximum model length is (?P<estimate>[\d,]+))?"
 )
 
 
@@ -89,39 +93,6 @@ def _kv_length_fix(found: Found) -> str:
     return ", ".join(parts)
 
 
-def _busy_fix(found: Found) -> str:
-    free, total, fraction = found.number("free") or 0.0, found.number("total") or 0.0, found.number("fraction")
-    fits = utilization_that_fits(free, total)
-    asked = f"{fraction:g} was asked for" if fraction else "more was asked for"
-    if fits >= 0.3:
-        held = total - free
-        return (
-            f"set --gpu-memory-utilization {fits:g} or less ({free:g} of {total:g} GiB is free; {asked}), or free the {held:.1f} GiB "
-            "that others hold: `nvidia-smi`, `forebay status`"
-        )
-    return f"free the GPU: {total - free:.1f} of {total:g} GiB is held by another process or an orphan of an earlier run (`nvidia-smi`, `forebay down`)"
-
-
-def _oom_is_other_process(found: Found) -> bool:
-    """torch's message shows that less than half of what is used is its own."""
-    total, free = found.number("total"), found.number("free")
-    own = pattern(
-        r"this process has (?P<own>[\d.]+) GiB memory in use|(?P<alloc>[\d.]+) GiB is allocated by PyTorch"
-    ).search(found.line.text)
-    if not total or free is None or own is None:
-        return False
-    free_gib = free / 1024 if found.text("free_unit") == "MiB" else free
-    mine = float(own["own"] or own["alloc"])
-    return total - free_gib - mine > 0.4 * total
-
-
-def _loading(found: Found) -> bool:
-    """The stack is in the loader, or nothing after the loading stage was reached."""
-    block = found.transcript.block_of(found.index)
-    stage = found.transcript.stages.get(found.source)
-    return found.transcript.search(_WEIGHTS, block) is not None or stage is Stage.LOADING
-
-
 def _capturing(found: Found) -> bool:
     """The stack, the message, or the stage is the capture of graphs."""
     block = found.transcript.block_of(found.index)
@@ -142,13 +113,6 @@ def _graph_fix(found: Found) -> str:
             f"{need}set --gpu-memory-utilization {lower}, capture fewer sizes (--max-num-seqs), or use --enforce-eager"
         )
     return f"{need}set --mem-fraction-static {lower}, or capture fewer sizes: --cuda-graph-max-bs 16; graphs live outside the static pool"
-
-
-def _small_gpu_fix(found: Found) -> str:
-    return (
-        f"the weights do not fit this GPU: use more ranks (tensor parallel {2 * ranks_of(found)}), a smaller quantization, or a "
-        "larger GPU; `forebay plan` computes the weights per rank"
-    )
 
 
 def _runtime_fix(found: Found) -> str:
@@ -177,11 +141,9 @@ def _hybrid_fix(found: Found) -> str:
     )
 
 
-_MODEL_LEN = (
-    r"To serve at least one request with the models?'s max(?:imum)? seq(?:uence)? len(?:gth)? \((?P<length>[\d,]+)\)"
-    r"(?:, \(?(?P<needed>[\d.]+) ?GiB KV cache is needed)?(?:.*?available(?: KV cache memory)? ?\(?(?P<available>[\d.]+) ?GiB)?"
-    r"(?:.*?estimated maximum model length is (?P<estimate>[\d,]+))?"
-)
+def _capturing_block(found: Found) -> bool:
+    return found.transcript.search(_CAPTURE, found.transcript.block_of(found.index)) is not None
+
 
 RULES = (
     Rule(
@@ -292,61 +254,6 @@ RULES = (
         servers=VLLM,
     ),
     Rule(
-        "gpu_busy_vllm",
-        Cause.GPU_BUSY,
-        pattern(
-            r"Free memory on device\s?\S* \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than (?:desired GPU memory utilization|the engine's budget)"
-            r"(?:.*?\((?P<fraction>[\d.]+), (?P<asked>[\d.]+) GiB\))?"
-        ),
-        "{free} of {total} GiB is free on the GPU before the start: somebody else holds the rest.",
-        _busy_fix,
-        servers=VLLM,
-        rules_out=((Cause.GPU_TOO_SMALL, "it failed before any weight was loaded"),),
-        cases=("vllm-project_vllm-omni_276", "vllm-project_vllm_23192", "index_68853561374_gmu"),
-    ),
-    Rule(
-        "gpu_busy_oom",
-        Cause.GPU_BUSY,
-        pattern(_OOM + _TRIED),
-        "Out of GPU memory, most of which another process holds.",
-        lambda found: (
-            f"free the GPU first: of {found.text('total')} GiB only {found.text('free')} {found.text('free_unit')} was free, and this process holds the smaller part (`nvidia-smi`)"
-        ),
-        check=_oom_is_other_process,
-    ),
-    Rule(
-        "gpu_busy_external",
-        Cause.BUDGET_OVERRUN,
-        pattern(r"Externally held weights on device .* exceed the desired GPU memory utilization"),
-        "What is already on the GPU is more than the whole memory budget.",
-        say("raise --gpu-memory-utilization above the share that is already held"),
-        servers=VLLM,
-    ),
-    Rule(
-        "gpu_unbalanced",
-        Cause.GPU_UNBALANCED,
-        pattern(
-            r"[Tt]he memory capacity is unbalanced(?:.*?pre_model_load_memory=(?P<least>[\d.]+), local_gpu_memory=(?P<local>[\d.]+))?"
-        ),
-        "One rank's GPU has less free memory than the others: another process sits there, or an earlier model of this run already does.",
-        say(
-            "free the fuller GPU (`nvidia-smi`); where a draft model starts after the target, the check is a false alarm: set "
-            "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK=0"
-        ),
-        servers=SGLANG,
-        cases=("sgl-project_sglang_4233",),
-    ),
-    Rule(
-        "profiling_race",
-        Cause.PROFILING_RACE,
-        pattern(
-            r"Error in memory profiling\.(?: Initial free memory (?P<before>[\d.]+)(?: GiB)?, current free memory (?P<after>[\d.]+))?"
-        ),
-        "While vLLM measured its own use, another process freed GPU memory ({before} GiB free before, {after} after), so the measure is void.",
-        say("start one server at a time on a GPU, or wait until the other has ended; then start again"),
-        servers=VLLM,
-    ),
-    Rule(
         "mamba_vllm",
         Cause.MAMBA_BLOCKS,
         pattern(r"max_num_seqs \((?P<asked>\d+)\) exceeds available Mamba cache blocks \((?P<blocks>\d+)\)"),
@@ -367,18 +274,18 @@ RULES = (
     Rule(
         "graph_oom",
         Cause.CUDAGRAPH_OOM,
-        pattern(_OOM + _TRIED),
+        pattern(OOM + TRIED),
         "Out of GPU memory while graphs were captured: they live outside the pool that was sized before.",
         _graph_fix,
         tier=Tier.SPECIFIC,
         check=_capturing,
-        excludes=(Need(_WEIGHTS, "block"),),
+        excludes=(Need(WEIGHTS, "block"),),
         cases=("sgl-project_sglang_5285",),
     ),
     Rule(
         "kv_undercounted",
         Cause.KV_UNDERCOUNTED,
-        pattern(_OOM + _TRIED),
+        pattern(OOM + TRIED),
         "Out of GPU memory while the KV pool itself was allocated: the pool was sized from fewer bytes a token than it takes.",
         say(
             "cap the pool (SGLang --max-total-tokens, vLLM --kv-cache-memory-bytes) 5 % below what the log computed, or lower the memory fraction by 0.05"
@@ -389,30 +296,18 @@ RULES = (
     Rule(
         "workspace_overrun",
         Cause.BUDGET_OVERRUN,
-        pattern(_OOM + _TRIED),
+        pattern(OOM + TRIED),
         "Out of GPU memory in a workspace that the memory budget does not count.",
         _runtime_fix,
         needs=(Need(_WORKSPACE, "block"),),
         check=lambda found: not _capturing_block(found),
     ),
     Rule(
-        "weights_oom",
-        Cause.GPU_TOO_SMALL,
-        pattern(_OOM + _TRIED),
-        "Out of GPU memory while the weights were loaded.",
-        _small_gpu_fix,
-        check=_loading,
-    ),
-    Rule(
         "runtime_oom",
         Cause.RUNTIME_OR_INIT_OOM,
-        pattern(_OOM + _TRIED),
+        pattern(OOM + TRIED),
         "Out of GPU memory outside weights, pool and graphs: activations of a large batch, or an initialisation.",
         _runtime_fix,
         tier=Tier.GENERAL,
     ),
 )
-
-
-def _capturing_block(found: Found) -> bool:
-    return found.transcript.search(_CAPTURE, found.transcript.block_of(found.index)) is not None

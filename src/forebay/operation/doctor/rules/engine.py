@@ -5,14 +5,14 @@ from __future__ import annotations
 from forebay.causes import Cause
 from forebay.operation.doctor.fixes import floor_to, say
 from forebay.operation.doctor.rule import Found, Need, Rule, Tier, Where, pattern
-from forebay.operation.doctor.rules.device_memory import _OOM
+from forebay.operation.doctor.rules.device_memory import OOM
 
 __all__ = ["RULES"]
 
 SGLANG = ("sglang",)
 VLLM = ("vllm",)
 
-_NOT_OOM = (Need(pattern(_OOM), "block"),)
+_NOT_OOM = (Need(pattern(OOM), "block"),)
 
 
 def _toolchain_fix(found: Found) -> str:
@@ -109,7 +109,7 @@ RULES = (
         servers=VLLM,
         where=Where.STACK,
         check=_sampler_jit,
-        excludes=(Need(pattern(_OOM + r"|illegal memory access|no kernel image"), "block"),),
+        excludes=(Need(pattern(OOM + r"|illegal memory access|no kernel image"), "block"),),
         cases=("vllm-project_vllm_49497",),
     ),
     Rule(

@@ -1,4 +1,4 @@
-"""Host memory: pools that do not fit, pinning, /dev/shm, and kills by the kernel."""
+"""Host memory: pools too big, killed for memory, pinning, vLLM's offload region."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ __all__ = ["RULES"]
 
 SGLANG = ("sglang",)
 VLLM = ("vllm",)
-
 _ALLOCATES_HOST = Need(
     pattern(
         r"pool_host|memory_pool_host|hierarchical|HiCache|hiradix|host_pool|alloc_with_(?:host_register|pin_memory)|"
@@ -94,22 +93,46 @@ def _pin_fix(found: Found) -> str:
     )
 
 
-def _shm_fix(found: Found) -> str:
+def _aligned(found: Found) -> str:
+    size, align = int(found.number("size") or 0), int(found.number("align") or 1)
+    down = size // align * align
     return (
-        "free /dev/shm: list it (`ls -la /dev/shm`), remove files that no live process maps (`forebay down` proves it), or "
-        "mount it larger (docker --shm-size, Kubernetes emptyDir medium Memory with a sizeLimit)"
+        f"use a size that is a multiple: {down} bytes ({down / GIB:.4f} GiB) or {down + align} bytes; or set "
+        "a chunk size that divides it (max_local_cpu_size and chunk_size of LMCache)"
     )
 
 
-def _nccl_shm(found: Found) -> str:
-    size = found.number("size")
-    one = f" (one segment of {format_binary(size)} did not fit)" if size else ""
-    return f"give the container at least --shm-size=16g, or --ipc=host{one}; Docker's default is 64 MiB"
+def _in_bytes(number: float, unit: str) -> float:
+    factors = {"GiB": GIB, "GB": GB, "MiB": 2**20, "MB": 10**6}
+    return number * factors.get(unit, 1)
 
 
-def _device_or_offload(found: Found) -> bool:
-    """The shared region, not a small NCCL segment, is what filled it."""
-    return "nccl" not in found.line.text.lower()
+def _cgroup_number(found: Found, name: str) -> float:
+    wanted = pattern(rf"^\s*{name}[: ]+(?P<n>[\d.]+) ?(?P<unit>[GM]i?B)?\b")
+    index = found.transcript.search(wanted)
+    if index is None:
+        return 0.0
+    match = wanted.search(found.transcript.entries[index].line.text)
+    return _in_bytes(float(match["n"]), match["unit"] or "") if match else 0.0
+
+
+def _offload_dominates(found: Found) -> bool:
+    shmem = _in_bytes(found.number("shmem") or 0.0, found.text("unit"))
+    current = _cgroup_number(found, r"memory\.current")
+    if shmem < 8 * GIB:
+        return False
+    asked = found.transcript.asked.get("kv_offloading_size", "")
+    if asked.replace(".", "", 1).isdigit():
+        return shmem > 1.5 * float(asked) * GIB
+    return bool(current) and shmem > 0.7 * current and shmem > 2 * _cgroup_number(found, "anon")
+
+
+def _halve_offload(found: Found) -> str:
+    shmem = _in_bytes(found.number("shmem") or 0.0, found.text("unit"))
+    return (
+        f"plan for about 1.92 times --kv-offloading-size: {format_binary(shmem)} in use suggests {shmem / 1.92 / GIB:.0f} was asked for. "
+        f"To use {format_binary(shmem)} / 1.92 of host memory, ask for {shmem / 1.92 / 1.92 / GIB:.0f} (GiB in total over the ranks)"
+    )
 
 
 RULES = (
@@ -287,60 +310,6 @@ RULES = (
         say("raise the limit: `ulimit -l unlimited` (docker --ulimit memlock=-1, LimitMEMLOCK=infinity in systemd)"),
     ),
     Rule(
-        "offload_region_bus",
-        Cause.SHM_FULL,
-        pattern(r"OSError: \[Errno 14\] Bad address"),
-        "The shared offload region could not be filled: /dev/shm ran out while its pages were faulted in.",
-        _shm_fix,
-        servers=VLLM,
-        needs=(Need(pattern(r"madvise|mmap|vllm_offload|/dev/shm")),),
-        cases=("index_63288554571",),
-    ),
-    Rule(
-        "shm_no_space",
-        Cause.SHM_FULL,
-        pattern(r"No space left on device"),
-        "/dev/shm is full.",
-        _shm_fix,
-        needs=(
-            Need(
-                pattern(r"/dev/shm|shared_memory|SharedMemory|_posixshmem|shm_open|\bshm\b|vllm_offload|sgl_shm"),
-                "block",
-            ),
-        ),
-        check=_device_or_offload,
-        excludes=(Need(pattern(r"/dev/shm/nccl-|NCCL"), "block"),),
-    ),
-    Rule(
-        "bus_error",
-        Cause.SHM_FULL,
-        pattern(r"(?:Fatal Python error: )?Bus error|\bSIGBUS\b"),
-        "A write into shared memory died with a bus error: /dev/shm had no page left to give.",
-        _shm_fix,
-        excludes=(Need(pattern(r"insufficient shared memory|DataLoader worker")),),
-        rules_out=((Cause.NCCL_ERROR, "ranks that time out waiting for the dead one are fallout"),),
-        cases=("sgl-project_sglang_40723",),
-    ),
-    Rule(
-        "nccl_segment",
-        Cause.SHM_TOO_SMALL,
-        pattern(r"[Ee]rror while creating shared memory segment /dev/shm/nccl-\S+ \(size (?P<size>\d+)\)"),
-        "/dev/shm is too small for NCCL's segments ({size} bytes each).",
-        _nccl_shm,
-        where=Where.ANY,
-        cases=("sgl-project_sglang_5096",),
-    ),
-    Rule(
-        "nccl_segment_other",
-        Cause.SHM_TOO_SMALL,
-        pattern(
-            r"(?:posix_fallocate|ftruncate|shm_open|mmap)\b.*No space left on device|/dev/shm/nccl-\S+.*(?:No space left|failed)|insufficient shared memory|out of shared memory|raise your shared memory limit|unable to open shared memory object"
-        ),
-        "/dev/shm is too small for the communication library's segments.",
-        _nccl_shm,
-        where=Where.ANY,
-    ),
-    Rule(
         "lmcache_align",
         Cause.LMCACHE_ALIGN,
         pattern(r"Buffer size (?P<size>\d+) must be a multiple of align bytes (?P<align>\d+)"),
@@ -363,45 +332,3 @@ RULES = (
         cases=("vllm-project_vllm_53042",),
     ),
 )
-
-
-def _aligned(found: Found) -> str:
-    size, align = int(found.number("size") or 0), int(found.number("align") or 1)
-    down = size // align * align
-    return (
-        f"use a size that is a multiple: {down} bytes ({down / GIB:.4f} GiB) or {down + align} bytes; or set "
-        "a chunk size that divides it (max_local_cpu_size and chunk_size of LMCache)"
-    )
-
-
-def _in_bytes(number: float, unit: str) -> float:
-    factors = {"GiB": GIB, "GB": GB, "MiB": 2**20, "MB": 10**6}
-    return number * factors.get(unit, 1)
-
-
-def _cgroup_number(found: Found, name: str) -> float:
-    wanted = pattern(rf"^\s*{name}[: ]+(?P<n>[\d.]+) ?(?P<unit>[GM]i?B)?\b")
-    index = found.transcript.search(wanted)
-    if index is None:
-        return 0.0
-    match = wanted.search(found.transcript.entries[index].line.text)
-    return _in_bytes(float(match["n"]), match["unit"] or "") if match else 0.0
-
-
-def _offload_dominates(found: Found) -> bool:
-    shmem = _in_bytes(found.number("shmem") or 0.0, found.text("unit"))
-    current = _cgroup_number(found, r"memory\.current")
-    if shmem < 8 * GIB:
-        return False
-    asked = found.transcript.asked.get("kv_offloading_size", "")
-    if asked.replace(".", "", 1).isdigit():
-        return shmem > 1.5 * float(asked) * GIB
-    return bool(current) and shmem > 0.7 * current and shmem > 2 * _cgroup_number(found, "anon")
-
-
-def _halve_offload(found: Found) -> str:
-    shmem = _in_bytes(found.number("shmem") or 0.0, found.text("unit"))
-    return (
-        f"plan for about 1.92 times --kv-offloading-size: {format_binary(shmem)} in use suggests {shmem / 1.92 / GIB:.0f} was asked for. "
-        f"To use {format_binary(shmem)} / 1.92 of host memory, ask for {shmem / 1.92 / 1.92 / GIB:.0f} (GiB in total over the ranks)"
-    )
