@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from forebay.workload.answers import Answer, Usage, decode_answer, decode_chunk
+from forebay.workload.connections import Connections, Reply
 from forebay.workload.failures import FailureKind, RequestFailure, kind_of_status
 
 __all__ = ["Client", "Streamed"]
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-_JSON = {"Content-Type": "application/json"}
 _LONGEST_MESSAGE = 300
+_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass(slots=True)
@@ -50,17 +49,11 @@ class Client:
     def __init__(self, url: str, *, api_key: str | None = None, read_timeout_s: float = 1800.0) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, force_close=False),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=read_timeout_s),
-            headers=headers,
-            auto_decompress=True,
-            trust_env=False,
-        )
+        self._connections = Connections(self.url, headers=headers, read_timeout_s=read_timeout_s)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
+        self._connections.close()
 
     async def chat(self, body: Mapping[str, Any], *, path: str = CHAT) -> Answer:
         """Send one request and read the whole answer.
@@ -68,12 +61,13 @@ class Client:
         Raises:
             RequestFailure: no answer; ``kind`` says why.
         """
-        async with self._post(path, body) as response:
-            raw = await response.read()
+        reply = await self._connections.request("POST", path, _ENCODER.encode(body))
+        if reply.status != 200:
+            raise _failure_of(reply)
         try:
-            return decode_answer(raw)
+            return decode_answer(reply.body)
         except ValueError as error:
-            raise RequestFailure(FailureKind.BAD_ANSWER, f"{error}: {_short(raw)}", status=200) from error
+            raise RequestFailure(FailureKind.BAD_ANSWER, f"{error}: {_short(reply.body)}", status=200) from error
 
     async def stream(self, body: Mapping[str, Any], *, path: str = CHAT) -> Streamed:
         """Send one streaming request and note when each event with text arrives.
@@ -81,20 +75,14 @@ class Client:
         Raises:
             RequestFailure: no answer, or one that stopped half-way.
         """
-        clock = time.perf_counter
-        result = Streamed(started=clock())
-        pending = b""
-        ended = False
-        async with self._post(path, {**body, "stream": True, "stream_options": {"include_usage": True}}) as response:
-            async for piece in response.content.iter_any():
-                now = clock()
-                pending += piece
-                *events, pending = pending.split(b"\n")
-                for line in events:
-                    if line.startswith(b"data:"):
-                        ended = _take_event(result, line[5:].strip(), now) or ended
-        result.finished = clock()
-        if not ended and result.finish_reason is None:
+        asked = _ENCODER.encode({**body, "stream": True, "stream_options": {"include_usage": True}})
+        events = _Events(Streamed(started=time.perf_counter()))
+        reply = await self._connections.request("POST", path, asked, events.take)
+        result = events.result
+        result.finished = time.perf_counter()
+        if reply.status != 200:
+            raise _failure_of(reply)
+        if not events.ended and result.finish_reason is None:
             raise RequestFailure(FailureKind.BROKEN, "the stream ended without a finish reason")
         return result
 
@@ -114,43 +102,31 @@ class Client:
         Raises:
             RequestFailure: nothing answered.
         """
-        return await self._small("POST", path, body, timeout_s)
+        return await self._small("POST", path, _ENCODER.encode(body) if body is not None else None, timeout_s)
 
-    async def _small(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
-    ) -> tuple[int, bytes]:
-        data = msgspec.json.encode(body) if body is not None else None
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        with _translated():
-            async with self._session.request(
-                method, self.url + path, data=data, headers=_JSON if data else None, timeout=timeout
-            ) as response:
-                return response.status, await response.read()
-
-    @asynccontextmanager
-    async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
-        with _translated():
-            async with self._session.post(self.url + path, data=msgspec.json.encode(body), headers=_JSON) as response:
-                if response.status != 200:
-                    raise _failure_of(response.status, await response.read(), response.headers.get("Retry-After"))
-                yield response
+    async def _small(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await self._connections.request(method, path, body)
+        except TimeoutError as error:
+            raise RequestFailure(FailureKind.TIMEOUT, f"no answer within {timeout_s:g} s") from error
+        return reply.status, reply.body
 
 
-class _translated:
-    """The one border where the HTTP library's errors become ours."""
+class _Events:
+    """Server-sent events out of a body's pieces, which may end anywhere."""
 
-    def __enter__(self) -> None:
-        return None
+    def __init__(self, result: Streamed) -> None:
+        self.result = result
+        self.ended = False
+        self._pending = b""
 
-    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        if error is None or isinstance(error, RequestFailure):
-            return
-        if isinstance(error, aiohttp.ClientConnectorError):
-            raise RequestFailure(FailureKind.CONNECT, str(error)) from error
-        if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
-            raise RequestFailure(FailureKind.TIMEOUT, "no byte for the read timeout") from error
-        if isinstance(error, (aiohttp.ClientError, ConnectionError, OSError)):
-            raise RequestFailure(FailureKind.BROKEN, str(error) or type(error).__name__) from error
+    def take(self, piece: bytes, now: float) -> None:
+        """Read one piece that arrived at ``now``."""
+        *lines, self._pending = (self._pending + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self.ended = _take_event(self.result, line[5:].strip(), now) or self.ended
 
 
 def _take_event(result: Streamed, data: bytes, now: float) -> bool:
@@ -171,9 +147,12 @@ def _take_event(result: Streamed, data: bytes, now: float) -> bool:
     return False
 
 
-def _failure_of(status: int, body: bytes, retry_after: str | None) -> RequestFailure:
+def _failure_of(reply: Reply) -> RequestFailure:
     return RequestFailure(
-        kind_of_status(status), f"HTTP {status}: {_short(body)}", status=status, retry_after_s=_seconds(retry_after)
+        kind_of_status(reply.status),
+        f"HTTP {reply.status}: {_short(reply.body)}",
+        status=reply.status,
+        retry_after_s=_seconds(reply.retry_after),
     )
 
 
