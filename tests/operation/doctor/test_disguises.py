@@ -46,6 +46,35 @@ def _noise(text: str) -> str:
     return "\n".join(lines)
 
 
+def _wrapped(width: int) -> Callable[[str], str]:
+    """Cut at a terminal's width, as a copy from one is."""
+    return lambda text: "\n".join(
+        line[at : at + width]
+        for line in text.split("\n")
+        if not line.startswith("#")
+        for at in range(0, max(len(line), 1), width)
+    )
+
+
+def _part(first: float, last: float) -> Callable[[str], str]:
+    """Some of the lines, as shares of all of them."""
+
+    def cut(text: str) -> str:
+        lines = [line for line in text.split("\n") if not line.startswith("#")]
+        return "\n".join(lines[int(len(lines) * first) : int(len(lines) * last)])
+
+    return cut
+
+
+def _garbage(text: str) -> str:
+    dice, lines = random.Random(3), []
+    for line in text.split("\n"):
+        lines.append(line)
+        if dice.random() < 0.1:
+            lines.append("".join(chr(dice.randrange(255)) for _ in range(200)))
+    return "\n".join(lines)
+
+
 STAMP = "2026-01-01T00:00:07.123456789Z "
 DISGUISES: dict[str, Callable[[str], str]] = {
     "docker_json": _each(lambda line: json.dumps({"log": line + "\n", "stream": "stderr", "time": STAMP.strip()})),
@@ -64,12 +93,69 @@ DISGUISES: dict[str, Callable[[str], str]] = {
 }
 
 
+DAMAGE: dict[str, Callable[[str], str]] = {
+    "wrapped_at_200": _wrapped(200),
+    "wrapped_at_120": _wrapped(120),
+    "wrapped_at_80": _wrapped(80),
+    "no_times": lambda text: re.sub(
+        r"\b(INFO|ERROR|WARNING) \d\d-\d\d [\d:]{8} ", r"\1 ", re.sub(r"\[\d{4}-\d\d-\d\d [\d:]{8}[^]]*\] ?", "", text)
+    ),
+    "no_levels": lambda text: re.sub(r"\b(INFO|ERROR|WARNING) (?=\d\d-\d\d )", "", text),
+    "head_cut": _part(0.1, 1.0),
+    "end_cut": _part(0.0, 0.8),
+    "first_half": _part(0.0, 0.5),
+    "last_fifth": _part(0.8, 1.0),
+    "garbage": _garbage,
+    "every_line_twice": _each(lambda line: f"{line}\n{line}"),
+    "all_called_errors": _each(lambda line: f"ERROR {line}"),
+    "quoted": _each(lambda line: f"> {line}"),
+    "indented": _each(lambda line: f"    {line}"),
+    "double_spaced": lambda text: text.replace("\n", "\n\n"),
+}
+"""What may take the decisive line away: then the answer may be unknown, or a class of failures, and never another cause."""
+
+CLASSES = ("", "unknown", "assertion", "engine_bug")
+
+
+def _logs() -> dict[str, str]:
+    logs = {str(DATA / "cases" / f"{c['file']}.log"): "" if c["cause"] == "-" else c["cause"] for c in CASES}
+    return logs | {str(DATA / "captures" / name): cause for name, cause in FROM_CAPTURES.items()}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_log_has_no_wrong_cause(damage: str) -> None:
+    wrong, found_again = [], 0
+    logs = _logs()
+    for path, cause in logs.items():
+        text = Path(path).read_bytes().decode("utf-8", "replace")
+        found = diagnose([read_text(DAMAGE[damage](text))]).cause or ""
+        found_again += found == cause
+        if found != cause and (found not in CLASSES or not cause):
+            wrong.append((Path(path).name, cause, found))
+    assert wrong == []
+    assert found_again > len(logs) / 4
+
+
+def test_a_huge_log_is_read_in_bounded_memory_and_its_end_decides() -> None:
+    from forebay.operation.doctor.reading import KEEP, TAIL
+
+    start = "[2026-03-04 10:00:00] server_args={'model_path': '/m'}\n[2026-03-04 10:01:00] The server is fired up and ready to roll!\n"
+    end = "[2026-03-04 14:00:01 TP0] Scheduler hit an exception: Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB.\n[2026-03-04 14:00:02] Received sigquit from a child process. It usually means the child failed.\n"
+    served = "".join(
+        f'[2026-03-04 11:00:00] INFO:     10.0.0.1:{number % 60_000} - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        f"something odd {number * 7919 % 10**9:x} happened\n"
+        for number in range(60_000)
+    )
+    log = read_text(start + served + end)
+    assert len(log.kept) <= 2 * KEEP + TAIL
+    answer = diagnose([log])
+    assert (answer.cause, answer.came_up) == ("runtime_or_init_oom", True)
+
+
 @pytest.mark.parametrize("disguise", DISGUISES)
 def test_a_disguised_log_has_the_cause_of_the_plain_one(disguise: str) -> None:
     wrong = []
-    logs = {str(DATA / "cases" / f"{c['file']}.log"): "" if c["cause"] == "-" else c["cause"] for c in CASES}
-    logs |= {str(DATA / "captures" / name): cause for name, cause in FROM_CAPTURES.items()}
-    for path, cause in logs.items():
+    for path, cause in _logs().items():
         text = Path(path).read_bytes().decode("utf-8", "replace")
         found = diagnose([read_text(DISGUISES[disguise](text))]).cause or ""
         if found != cause:

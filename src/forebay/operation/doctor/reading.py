@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from forebay.errors import UsageError
+from forebay.operation.doctor.pasted import unpasted
 from forebay.servers.grammar import LogLine, parse_segments
 from forebay.servers.grammar.lines import MAX_LINE_CHARS
 
@@ -131,7 +132,7 @@ def _collect(numbered: Iterable[tuple[int, bytes]], name: str) -> SourceLog:
     seen: dict[bytes, int] = {}
     tail: deque[tuple[int, bytes, int]] = deque(maxlen=TAIL)
     at_head = True
-    for number, raw in numbered:
+    for number, raw in unpasted(numbered):
         log.lines = number
         if at_head:
             if raw.startswith((b"#", b"\xef\xbb\xbf#")):

@@ -62,15 +62,19 @@ def _old_fraction_fix(found: Found) -> str:
 
 
 def _weights_fraction(found: Found) -> float | None:
-    """Share of the free memory that the weights took, from `Load weight begin/end … avail mem=`."""
+    """Share of the free memory that the weights took, from `Load weight begin/end … avail mem=, mem usage=`."""
     begin = end = None
     for entry in found.transcript.entries:
         text = entry.line.text
-        match = pattern(r"^Load weight (?P<what>begin|end)\b.*avail mem=(?P<gb>[\d.]+) GB").search(text)
+        match = pattern(
+            r"^Load weight (?P<what>begin|end)\b.*avail mem=(?P<gb>[\d.]+) GB(?:, mem usage=(?P<used>[\d.]+))?"
+        ).search(text)
         if match and match["what"] == "begin" and begin is None:
             begin = float(match["gb"])
         elif match and match["what"] == "end":
             end = float(match["gb"])
+            if begin is None and match["used"]:  # the log's head is missing
+                begin = end + float(match["used"])
     return 1 - end / begin if begin and end is not None else None
 
 

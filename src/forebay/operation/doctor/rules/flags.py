@@ -172,6 +172,13 @@ RULES = (
         say("use {new}"),
     ),
     Rule(
+        "argument_removed",
+        Cause.FLAG_RENAMED,
+        pattern(r"Removed server argument\(s\): (?P<old>[\w-]+) -> (?P<new>.+)"),
+        "The argument {old} was removed.",
+        say("use {new}"),
+    ),
+    Rule(
         "validation_field",
         Cause.BAD_FLAG,
         pattern(r"^\s*(?P<what>Input should be .+?) \[type=(?P<type>\w+), input_value=(?P<value>.+?), input_type"),

@@ -14,7 +14,8 @@ VLLM = ("vllm",)
 _ALLOCATES_HOST = Need(
     pattern(
         r"pool_host|memory_pool_host|hierarchical|HiCache|hiradix|host_pool|alloc_with_(?:host_register|pin_memory)|"
-        r"pin(?:ned)?_memory|MemoryAllocator|return torch\.empty\(|init_kv_buffer|cpu_offload|kv_offload|LMCache"
+        r"pin(?:ned)?_memory|MemoryAllocator|return torch\.empty\(|init_kv_buffer|cpu_offload|kv_offload|LMCache|"
+        r"lmcache/v\d/memory_management|alloc_pinned"
     ),
     "block",
 )
