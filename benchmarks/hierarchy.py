@@ -6,13 +6,15 @@
     python benchmarks/hierarchy.py trace --model FOLDER        real traffic (FOREBAY_TRACE), against an exact simulation
     python benchmarks/hierarchy.py peers --model FOLDER ...    a slice of the chat load on vLLM, llama.cpp and SGLang
 
---json FILE adds everything measured. Machines vary: only ratios within one run mean anything.
+--json FILE adds everything measured. Machines vary: only ratios within one run mean anything. A long part can be done in pieces
+(--only): what FILE has of the same load already is kept and joined.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import random
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,9 @@ PAGE = 16
 def main() -> None:
     args = parse()
     logs = Path(tempfile.mkdtemp(prefix="hierarchy-"))
-    report = {"chat": chat, "first": first_token, "tax": tax, "trace": trace, "peers": peers}[args.part](args, logs)
+    earlier = json.loads(Path(args.json).read_text()) if args.json and Path(args.json).exists() else {}
+    parts = {"chat": chat, "first": first_token, "tax": tax, "trace": trace, "peers": peers}
+    report = parts[args.part](args, logs, earlier)
     print(json.dumps(report, indent=1))
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1))
@@ -48,9 +53,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--vllm-python", type=Path)
-    parser.add_argument("--sglang-recipe", type=Path, help="folder with python (its environment), launch.py and stubs")
+    parser.add_argument("--sglang-recipe", type=Path, help="SGLang's peer folder: bin/python, cpu/launch.py, cpu/stubs")
     parser.add_argument("--conversations", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument(
+        "--in-flight", type=int, default=16, help="chat and peers: requests at once; a slice keeps the ratio"
+    )
+    parser.add_argument("--only", help="chat: device or host; trace: 1 or 16; peers: one server's name")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=2000, help="trace: how many requests")
     parser.add_argument("--port", type=int, default=18650)
@@ -81,45 +90,52 @@ def flush(server: ps.Server, tier: str) -> None:
         response.read()
 
 
-def chat(args: argparse.Namespace, logs: Path) -> dict[str, Any]:
+def chat(args: argparse.Namespace, logs: Path, earlier: dict[str, Any]) -> dict[str, Any]:
     """Throughput with the host tier over without; the outputs must be the same tokens."""
-    load = cl.ChatLoad(conversations=args.conversations, turns=args.turns)
+    load = cl.ChatLoad(conversations=args.conversations, turns=args.turns, in_flight=args.in_flight)
     unit = bytes_per_token(args.model)
     device = load.working_set_tokens * unit // 4
     host = int(load.working_set_tokens * unit * 1.1)
-    variants = {"device only": pool_flags(device), "device + host": pool_flags(device, host)}
-    rows: dict[str, Any] = {}
-    outputs = {}
+    variants = {"host": pool_flags(device, host), "device": pool_flags(device)}
+    report = {"load": asdict(load), "working_set_tokens": load.working_set_tokens, "device_bytes": device}
+    rows: dict[str, Any] = earlier.get("variants", {}) if earlier.get("load") == report["load"] else {}
     for index, (name, flags) in enumerate(variants.items()):
-        server = ps.forebay(args.model, args.port + index, *flags)
-        server.name = name.replace(" ", "")
-        try:
-            ps.start(server, logs)
-            result = asyncio.run(cl.run_chat(server.url, load, cl.ask_forebay))
-        finally:
-            ps.stop(server)
-        outputs[name] = result.outputs
-        rows[name] = {
-            "seconds": result.seconds,
-            "tokens_per_s": result.tokens_per_s,
-            "prompt_tokens": result.prompt_tokens,
-            "cached_tokens": result.by_tier,
-        }
-        print(
-            f"# {name}: {result.seconds:.0f} s, {result.tokens_per_s:,.0f} tok/s, cached {result.by_tier}",
-            file=sys.stderr,
-        )
+        if args.only in (None, name):
+            server = ps.forebay(args.model, args.port + index, *flags)
+            server.name = name
+            rows[name] = _run_chat(server, load, cl.ask_forebay, logs)
+    report |= {"host_bytes": host, "variants": rows}
+    if len(rows) == 2:
+        report["throughput_ratio"] = rows["host"]["tokens_per_s"] / rows["device"]["tokens_per_s"]
+        report["same_tokens"] = rows["host"]["outputs_sha256"] == rows["device"]["outputs_sha256"]
+    return report
+
+
+def _run_chat(server: ps.Server, load: cl.ChatLoad, ask: cl.Ask, logs: Path) -> dict[str, Any]:
+    """One server started, the load run, the server stopped."""
+    try:
+        ps.start(server, logs)
+        result = asyncio.run(cl.run_chat(server.url, load, ask))
+    finally:
+        ps.stop(server)
+    print(
+        f"# {server.name}: {result.seconds:.0f} s, {result.tokens_per_s:,.0f} tok/s, {result.cached_tokens:,} of "
+        f"{result.prompt_tokens:,} prompt tokens cached {result.by_tier}",
+        file=sys.stderr,
+    )
     return {
-        "working_set_tokens": load.working_set_tokens,
-        "device_bytes": device,
-        "host_bytes": host,
-        "variants": rows,
-        "throughput_ratio": rows["device + host"]["tokens_per_s"] / rows["device only"]["tokens_per_s"],
-        "same_tokens": outputs["device only"] == outputs["device + host"],
+        "settings": server.settings,
+        "seconds": result.seconds,
+        "tokens_per_s": result.tokens_per_s,
+        "prompt_tokens": result.prompt_tokens,
+        "cached_tokens": result.cached_tokens,
+        "by_tier": result.by_tier,
+        "seconds_by_turn": result.seconds_by_turn,
+        "outputs_sha256": hashlib.sha256(json.dumps(result.outputs).encode()).hexdigest(),
     }
 
 
-def first_token(args: argparse.Namespace, logs: Path) -> dict[str, Any]:
+def first_token(args: argparse.Namespace, logs: Path, _: dict[str, Any]) -> dict[str, Any]:
     """Seconds to the first token of a 4,096-token prompt by where its KV is; medians over rounds."""
     unit = bytes_per_token(args.model)
     disk = Path(tempfile.mkdtemp(prefix="forebay-disk-", dir=os.environ.get("FOREBAY_BENCH_DISK")))
@@ -182,7 +198,7 @@ def sequential_read_rate(folder: Path) -> float:
     return statistics.median(rates)
 
 
-def tax(args: argparse.Namespace, logs: Path) -> dict[str, Any]:
+def tax(args: argparse.Namespace, logs: Path, _: dict[str, Any]) -> dict[str, Any]:
     """No prompt ever repeats: what do the tiers cost? Interleaved rounds on two servers."""
     unit = bytes_per_token(args.model)
     device = unit * 16384
@@ -207,15 +223,17 @@ def tax(args: argparse.Namespace, logs: Path) -> dict[str, Any]:
     return {"tokens_per_s": rates, "ratios": ratios, "median_ratio": statistics.median(ratios)}
 
 
-def trace(args: argparse.Namespace, logs: Path) -> dict[str, Any]:
+def trace(args: argparse.Namespace, logs: Path, earlier: dict[str, Any]) -> dict[str, Any]:
     """The trace's first requests: (a) one at a time against the simulation, (b) 16 in flight."""
     path = os.environ.get("FOREBAY_TRACE")
     if not path:
         sys.exit("hierarchy trace: set FOREBAY_TRACE to a trace file (one JSON object a line with hash_ids)")
     unit = bytes_per_token(args.model)
     device_pages, host_pages = 2048, 8192
-    report = {}
+    report = dict(earlier)
     for in_flight in (1, 16):
+        if args.only not in (None, str(in_flight)):
+            continue
         flags = pool_flags(unit * PAGE * device_pages, unit * PAGE * host_pages)
         server = ps.forebay(args.model, args.port, *flags, "--load", "always")
         try:
@@ -230,15 +248,24 @@ def trace(args: argparse.Namespace, logs: Path) -> dict[str, Any]:
     return report
 
 
-def peers(args: argparse.Namespace, logs: Path) -> dict[str, Any]:
+def peers(args: argparse.Namespace, logs: Path, earlier: dict[str, Any]) -> dict[str, Any]:
     """A slice of the chat load on every peer given, each with the same device pool, one after the other."""
-    load = cl.ChatLoad(conversations=args.conversations, turns=args.turns)
-    unit = bytes_per_token(args.model)
+    load = cl.ChatLoad(conversations=args.conversations, turns=args.turns, in_flight=args.in_flight)
     device_tokens = load.working_set_tokens // 4
+    rows = earlier.get("servers", {}) if earlier.get("load") == asdict(load) else {}
+    for server, ask in _peer_servers(args, load, device_tokens):
+        if args.only in (None, server.name):
+            rows[server.name] = _run_chat(server, load, ask, logs)
+    return {"load": asdict(load), "device_tokens": device_tokens, "servers": rows}
+
+
+def _peer_servers(args: argparse.Namespace, load: cl.ChatLoad, device_tokens: int) -> list[tuple[ps.Server, cl.Ask]]:
+    unit = bytes_per_token(args.model)
     host_bytes = int(load.working_set_tokens * unit * 1.1)
     entries: list[tuple[ps.Server, cl.Ask]] = [
         (ps.forebay(args.model, args.port, *pool_flags(device_tokens * unit, host_bytes)), cl.ask_forebay)
     ]
+    flags: tuple[str, ...]
     if args.llama_server:
         slot_context = load.system_tokens + load.turns * (load.new_tokens + load.answer_tokens) + 64
         slots = max(1, device_tokens // slot_context)
@@ -254,22 +281,7 @@ def peers(args: argparse.Namespace, logs: Path) -> dict[str, Any]:
         entries.append(
             (ps.sglang(args.sglang_recipe, args.model, args.port + 3, device_tokens, host_bytes), cl.ask_sglang)
         )
-    rows = {}
-    for server, ask in entries:
-        try:
-            ps.start(server, logs)
-            result = asyncio.run(cl.run_chat(server.url, load, ask))
-        finally:
-            ps.stop(server)
-        rows[server.name] = {
-            "settings": server.settings,
-            "tokens_per_s": result.tokens_per_s,
-            "prompt_tokens": result.prompt_tokens,
-            "cached_tokens": result.cached_tokens,
-            "by_tier": result.by_tier,
-        }
-        print(f"# {server.name}: {result.tokens_per_s:,.0f} tok/s, {result.cached_tokens:,} cached", file=sys.stderr)
-    return {"conversations": load.conversations, "turns": load.turns, "device_tokens": device_tokens, "servers": rows}
+    return entries
 
 
 if __name__ == "__main__":

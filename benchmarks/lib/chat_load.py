@@ -114,6 +114,7 @@ class LoadResult:
     output_tokens: int = 0
     cached_tokens: int = 0
     by_tier: dict[str, int] = field(default_factory=dict)
+    seconds_by_turn: list[float] = field(default_factory=list)
     outputs: list[list[list[int]]] = field(default_factory=list)
 
     @property
@@ -148,6 +149,8 @@ async def run_chat(url: str, load: ChatLoad, ask: Ask) -> LoadResult:
 
         start = time.perf_counter()
         for turn in range(load.turns):
+            began = time.perf_counter()
             await asyncio.gather(*(one(i, turn) for i in range(load.conversations)))
+            result.seconds_by_turn.append(time.perf_counter() - began)
         result.seconds = time.perf_counter() - start
     return result

@@ -142,14 +142,21 @@ def cpu_seconds(server: Server) -> float:
 
 
 def sglang(recipe: Path, model: Path, port: int, device_tokens: int, host_bytes: int) -> Server:
-    """SGLang on CPU with HiCache; ``recipe`` holds bin/python, launch.py and stubs (its copy functions are the recipe's)."""
-    argv = [str(recipe / "bin" / "python"), str(recipe / "launch.py"), "--model-path", str(model), "--device", "cpu"]
+    """SGLang on CPU with HiCache; ``recipe``: bin/python, cpu/launch.py and cpu/stubs (its copy functions are the recipe's)."""
+    argv = [
+        str(recipe / "bin" / "python"),
+        str(recipe / "cpu" / "launch.py"),
+        "--model-path",
+        str(model),
+        "--device",
+        "cpu",
+    ]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m", "--mem-fraction-static", "0.3"]
     argv += ["--max-total-tokens", str(device_tokens), "--enable-metrics", "--enable-cache-report"]
     argv += ["--enable-hierarchical-cache", "--hicache-size", str(-(-host_bytes // 10**9))]
     argv += ["--hicache-write-policy", "write_through", "--hicache-io-backend", "direct", "--page-size", "64"]
     env = {
-        "PYTHONPATH": str(recipe / "stubs"),
+        "PYTHONPATH": str(recipe / "cpu" / "stubs"),
         "SGLANG_USE_CPU_ENGINE": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",

@@ -8,6 +8,7 @@ size.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -42,11 +43,16 @@ class TierSimulation:
 
     def __init__(self, device_pages: int, host_pages: int) -> None:
         self.capacity = {"device": device_pages, "host": host_pages}
-        self.resident: dict[str, OrderedDict[tuple[int, ...], None]] = {"device": OrderedDict(), "host": OrderedDict()}
+        self.resident: dict[str, OrderedDict[int, None]] = {"device": OrderedDict(), "host": OrderedDict()}
+        self._prefixes: dict[tuple[int, int], int] = {}
+        """(the parent's number, block) -> the number of that prefix."""
 
     def request(self, blocks: list[int]) -> tuple[int, int]:
         """(pages hit on the device, pages loaded from the host) of one prompt; updates both tiers."""
-        keys = [tuple(blocks[: i + 1]) for i in range(len(blocks))]
+        keys: list[int] = []
+        for block in blocks:
+            step = (keys[-1] if keys else 0, block)
+            keys.append(self._prefixes.setdefault(step, len(self._prefixes) + 1))
         device, host = self.resident["device"], self.resident["host"]
         hits = {"device": 0, "host": 0}
         for key in keys[:-1]:
@@ -71,16 +77,16 @@ class TierSimulation:
         self._touch("host", keys)
         return hits["device"], hits["host"]
 
-    def _touch(self, tier: str, keys: list[tuple[int, ...]]) -> None:
+    def _touch(self, tier: str, keys: list[int]) -> None:
         for key in reversed(keys):
             if key in self.resident[tier]:
                 self.resident[tier].move_to_end(key)
 
-    def _make_room(self, tier: str, pages: int, locked: set[tuple[int, ...]]) -> None:
+    def _make_room(self, tier: str, pages: int, locked: set[int]) -> None:
         held = self.resident[tier]
         over = len(held) + pages - self.capacity[tier]
         if over > 0:
-            for key in [k for k in held if k not in locked][:over]:
+            for key in list(itertools.islice((k for k in held if k not in locked), over)):
                 del held[key]
 
 

@@ -53,6 +53,26 @@ def test_write_back_saves_on_eviction_and_not_before() -> None:
     world.close()
 
 
+def test_a_flush_does_not_keep_running_requests_waiting() -> None:
+    world = World(FULL, config(device_pages=(16,)))
+    world.run(B)
+    lease = world.cache.open(A)
+    assert lease is not None
+    assert world.cache.extend(lease, len(A))
+    world.compute(lease, A, 0)
+    world.cache.commit(lease, A)
+    world.cache.poll()
+    assert world.cache.spill.backups, "the backup is over before the flush"
+    assert world.cache.flush(Tier.DEVICE) == {"device": 3}
+    assert world.cache.spill.backups, "the flush waited for the transfer of a running request"
+    world.verify(lease, A)
+    world.cache.close(lease)
+    assert world.cache.settle(1.0)
+    assert world.run(A).cached == CachedTokens(device=12)
+    assert world.run(B).cached.host > 0
+    world.close()
+
+
 def test_two_requests_share_one_load() -> None:
     world = World(FULL, config(device_pages=(16,)))
     world.run(A)

@@ -10,7 +10,6 @@ what a power cut loses is the fsync policy's business. Nothing read back is beli
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import threading
@@ -25,9 +24,9 @@ import xxhash
 from forebay.engine.cache.actions import DiskPage
 from forebay.engine.cache.config import FsyncPolicy
 from forebay.engine.cache.digests import root_digest
+from forebay.engine.cache.disk_folder import take_folder
 from forebay.engine.cache.disk_format import RecordShape
 from forebay.engine.cache.disk_segments import Segment, open_segment, segment_number
-from forebay.errors import RefusedError
 from forebay.planning.kv_spec import KVSpec
 
 __all__ = ["DiskStore"]
@@ -92,7 +91,7 @@ class DiskStore:
         self._paused_why = ""
         self.counts: Counter[str] = Counter()
         """Drops by reason, segments evicted, pauses."""
-        self._lock_file = self._take_folder()
+        self._lock_file = take_folder(folder)
         started = time.perf_counter()
         self._rebuild()
         self.rebuild_s = time.perf_counter() - started
@@ -361,28 +360,6 @@ class DiskStore:
             _, oldest = self._open.popitem(last=False)
             if oldest is not self._current:
                 oldest.close()
-
-    def _take_folder(self) -> int:
-        path = self.folder / "lock"
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise RefusedError(
-                f"disk cache: cannot use {self.folder}: {error}", fix="check the path and its owner"
-            ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise RefusedError(
-                f"disk cache: {self.folder} is in use by the server with pid {holder}",
-                fix="stop that server, or give this one a folder of its own with --disk-cache",
-            ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        return descriptor
 
     def _rebuild(self) -> None:
         """Find what earlier servers left, oldest first, so that the newest copy of a page is the one that counts."""

@@ -17,11 +17,11 @@ from forebay.engine.cache.config import CacheConfig
 from forebay.engine.cache.disk_store import DiskStore
 from forebay.engine.cache.executor import RankExecutor, TransferExecutor
 from forebay.engine.cache.host_region import HostRegion
-from forebay.engine.cache.interface import CachedTokens, Int32Array, Tier
+from forebay.engine.cache.interface import Int32Array, Tier
 from forebay.engine.cache.joining import Joining
 from forebay.engine.cache.lease import CacheLease
-from forebay.engine.cache.matching import DEVICE, DISK, HOST, Match, Matcher
-from forebay.engine.cache.node import Node
+from forebay.engine.cache.matching import DISK, Matcher
+from forebay.engine.cache.opening import Opening
 from forebay.engine.cache.recall import Recall
 from forebay.engine.cache.report import snapshot, stats
 from forebay.engine.cache.residency import Residency
@@ -107,6 +107,7 @@ class PrefixCache:
             settled=self._loads_arrived,
         )
         self._matcher = Matcher(spec, self.tree, store, config.load, self.rates, has_host=has_host)
+        self._opening = Opening(spec.page_size, self.residency, self.spill, self.recall, self._make_room)
         self._joining = Joining(spec, self.residency, self._matcher, has_disk=store is not None)
         self.executor: RankExecutor | None = None
         self.region: HostRegion | None = None
@@ -128,87 +129,17 @@ class PrefixCache:
         self.residency.now = self._clock()
         use_disk = self.store is not None and len(self.recall.loads) < _MAX_DISK_LOADS
         match = self._matcher.find(tokens, use_disk=use_disk)
-        lease = self._lease(match, len(tokens))
+        lease = self._opening.lease(match, len(tokens))
         if lease is None and any(DISK in places[: match.length] for places in match.where):
             # The disk needs host pages as well, and they may be what is missing.
             match = self._matcher.find(tokens, use_disk=False)
-            lease = self._lease(match, len(tokens))
+            lease = self._opening.lease(match, len(tokens))
         if lease is not None:
+            self.leases.add(lease)
             self.accounting.loads_declined_tokens += match.declined * self._page
+            if not lease.waits_for:
+                self.accounting.hit(lease.cached, self.rates)
         return lease
-
-    def _lease(self, match: Match, num_tokens: int) -> CacheLease | None:
-        """A lease over ``match``, its loads started; None: no room now."""
-        parts = [places[first : match.length] for first, places in zip(match.first, match.where)]
-        needed = [part.count(HOST) + part.count(DISK) for part in parts]
-        loads = any(needed)
-        if loads and not self._has_room_to_load(match, needed):
-            return None
-        nodes = match.nodes
-        for key, digest in match.beyond:
-            node = self.tree.add(nodes[-1] if nodes else self.tree.root, key)
-            node.digest = digest
-            nodes.append(node)
-        for group in self._groups:
-            self.residency.hold(group, nodes[match.first[group] :])
-        items = self.recall.take_pages(match, nodes) if loads and self._make_room(needed) else None
-        if loads and items is None:
-            for group in self._groups:
-                self.residency.release(group, nodes[match.first[group] :])
-            return None
-        lease = CacheLease(len(self._groups), max(64, num_tokens // self._page + 16))
-        lease.prompt_pages = max(0, num_tokens - 1) // self._page
-        if items is not None:
-            self.recall.start(lease, items)
-        self._fill(lease, match, nodes)
-        self.recall.make_gate(lease)
-        self.leases.add(lease)
-        for node in nodes:
-            node.hits += 1
-        for group in self._groups:
-            self.spill.used(lease, group, nodes[match.first[group] :])
-        if not lease.waits_for:
-            self.accounting.hit(lease.cached, self.rates)
-        return lease
-
-    def _has_room_to_load(self, match: Match, needed: list[int]) -> bool:
-        """Whether the device pages can be had without taking any of the prefix's own."""
-        for group, places in enumerate(match.where):
-            first = match.first[group]
-            own = sum(
-                place == DEVICE and not node.slot(group).lock
-                for place, node in zip(places[first : match.length], match.nodes[first:])
-            )
-            if needed[group] > self.residency.device_room(group) - own:
-                return False
-        return True
-
-    def _fill(self, lease: CacheLease, match: Match, nodes: list[Node]) -> None:
-        """Page tables, waits and counts of a fresh lease."""
-        lease.nodes = nodes
-        lease.num_pages = match.length
-        lease.first = list(match.first)
-        tiers = [DEVICE] * match.length
-        for group in self._groups:
-            first = match.first[group]
-            held = nodes[first:] if first else nodes
-            copies = [node.extra[group - 1].device if group else node.device for node in held]
-            lease.tables[group][first : match.length] = [copy.page for copy in copies]  # type: ignore[union-attr]
-            if not self.recall.loads:
-                continue
-            for index, copy in enumerate(copies, first):
-                assert copy is not None, "a page of the prefix is not on the device"
-                place = match.where[group][index]
-                if copy.arriving is not None:
-                    self.recall.wait_for(lease, copy.arriving)
-                    place = HOST if copy.arriving.tier is Tier.HOST else DISK
-                tiers[index] = max(tiers[index], place)
-        lease.tiers = tiers
-        lease.cached = self._count(tiers)
-
-    def _count(self, tiers: list[int]) -> CachedTokens:
-        page = self._page
-        return CachedTokens(tiers.count(DEVICE) * page, tiers.count(HOST) * page, tiers.count(DISK) * page)
 
     def extend(self, lease: CacheLease, num_tokens: int) -> bool:
         """Make room for positions 0 .. num_tokens - 1, evicting if needed. All or nothing; False: no pages now."""
@@ -290,7 +221,7 @@ class PrefixCache:
             self.residency.release(group, nodes[firsts[group] :])
         lease.num_pages = good
         lease.tiers = lease.tiers[:good]
-        lease.cached = self._count(lease.tiers)
+        lease.cached = self._opening.count(lease.tiers)
         if not was_counted:
             self.accounting.hit(lease.cached, self.rates)
         return good * self._page
@@ -352,8 +283,8 @@ class PrefixCache:
         for done in ended:
             if done.id in self.spill.backups:
                 self.spill.backup_done(done)
-            elif done.id in self.spill.writes:
-                self.spill.write_done(done)
+            elif done.id in self.spill.to_disk.writes:
+                self.spill.to_disk.write_done(done)
             elif not loads:
                 self._ended_loads.append(done)
             elif done.id in self.recall.loads:
@@ -395,11 +326,11 @@ class PrefixCache:
     def flush(self, tier: Tier | None = None) -> dict[str, int]:
         """Drop all unlocked copies in ``tier`` (None: everywhere); returns pages dropped a tier.
 
-        It first waits for transfers under way, so that pages being backed up are not spared and then found again. From
-        one tier alone pages go as the write policy has it: ``write_back`` saves them in the tier below. Otherwise pages
-        without another copy are lost.
+        With no request running it first waits for transfers under way, so that pages being backed up are not spared and then
+        found again; requests that run are not kept waiting for that. From one tier alone pages go as the write policy has it:
+        ``write_back`` saves them in the tier below. Otherwise pages without another copy are lost.
         """
-        self.settle(self.config.load_timeout_s)
+        self._settle_if_idle()
         everywhere = tier is None
         dropped: dict[str, int] = {}
         if everywhere or tier is Tier.DEVICE:
@@ -410,8 +341,14 @@ class PrefixCache:
             dropped[Tier.HOST.value] = sum(evict(group) for group in self._groups)
         if self.store is not None and (everywhere or tier is Tier.DISK):
             dropped[Tier.DISK.value] = self.store.clear()
-        self.settle(self.config.load_timeout_s)
+        self._settle_if_idle()
         return dropped
+
+    def _settle_if_idle(self) -> None:
+        if all(lease.closed for lease in self.leases):
+            self.settle(self.config.load_timeout_s)
+        else:
+            self.poll()
 
     def close_tiers(self) -> None:
         """Finish transfers under way, seal the disk tier, give the host region back. The cache is of no use after it."""

@@ -30,7 +30,7 @@ def stats(cache: PrefixCache) -> dict[str, Any]:
         "transfers": {
             "backups": len(cache.spill.backups),
             "backup_pages": cache.spill.backing_up_pages,
-            "disk_writes": len(cache.spill.writes),
+            "disk_writes": len(cache.spill.to_disk.writes),
             "loads": len(cache.recall.loads),
         },
         "tiers": groups[0],
@@ -74,8 +74,8 @@ def _pool_stats(cache: PrefixCache, pool: PagePool, queue: EvictionQueue) -> dic
 
 
 def snapshot(cache: PrefixCache, prefixes: int) -> dict[str, Any]:
-    """The tree's size, the hottest prefixes, each tier's state."""
-    return {
+    """The tree's size, the hottest prefixes, each tier's state, and what ``stats`` says."""
+    picture = {
         "page_size": cache.spec.page_size,
         "tree": {"pages": cache.tree.num_nodes, "tokens": cache.tree.num_nodes * cache.spec.page_size},
         "hottest_prefixes": _hottest(cache, prefixes),
@@ -84,8 +84,10 @@ def snapshot(cache: PrefixCache, prefixes: int) -> dict[str, Any]:
             "eviction": cache.config.eviction.value,
             "load": cache.config.load.value,
         },
-        **cache.stats(),
     }
+    numbers = cache.stats()
+    assert not picture.keys() & numbers.keys(), "a counter has the name of a part of the picture"
+    return picture | numbers
 
 
 def _hottest(cache: PrefixCache, count: int) -> list[dict[str, Any]]:

@@ -6,19 +6,17 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from forebay.engine.cache.accounting import Accounting
-from forebay.engine.cache.actions import Backup, DiskPage, DiskWrite, Done, Piece
+from forebay.engine.cache.actions import Backup, Done, Piece
 from forebay.engine.cache.config import WritePolicy
+from forebay.engine.cache.disk_queue import DiskQueue
 from forebay.engine.cache.disk_store import DiskStore
 from forebay.engine.cache.executor import TransferExecutor
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.node import Copy, Node
-from forebay.engine.cache.ops import BackupOp, Item, WriteOp
+from forebay.engine.cache.ops import BackupOp, Item
 from forebay.engine.cache.residency import Residency
 
 __all__ = ["Spill", "pieces"]
-
-_WRITE_BATCH = 64
-"""Pages of one DiskWrite."""
 
 
 class Spill:
@@ -61,10 +59,17 @@ class Spill:
         self._accounting = accounting
         self._lease_free = lease_free
         self._queued: list[tuple[CacheLease, int, list[Node]]] = []
-        self._to_disk: list[Item] = []
-        self._on_way_to_disk: set[tuple[int, bytes]] = set()
         self.backups: dict[int, BackupOp] = {}
-        self.writes: dict[int, WriteOp] = {}
+        self.to_disk = DiskQueue(
+            executor,
+            store,
+            staging=staging,
+            queue_pages=queue_pages,
+            ids=ids,
+            accounting=accounting,
+            forget=self._forget_host,
+            written=self._written,
+        )
         self.backing_up_pages = 0
         has_lower_tier = executor is not None and (store is not None or not staging)
         self._ahead = has_lower_tier and policy is not WritePolicy.WRITE_BACK
@@ -73,7 +78,7 @@ class Spill:
     @property
     def busy(self) -> bool:
         """True while anything is queued or under way."""
-        return bool(self._queued or self._to_disk or self.backups or self.writes)
+        return bool(self._queued or self.backups or self.to_disk.busy)
 
     def queued(self) -> list[tuple[CacheLease, int, list[Node]]]:
         """Backups that have not been sent yet (for checks)."""
@@ -85,9 +90,7 @@ class Spill:
             return
         for backup in self.backups.values():
             yield from backup.items
-        for write in self.writes.values():
-            yield from write.items
-        yield from self._to_disk
+        yield from self.to_disk.items()
 
     # -- write through --------------------------------------------------------------------------------------------
 
@@ -115,13 +118,7 @@ class Spill:
         slot = node.slot(group)
         if slot.device is None or slot.device.arriving is not None or slot.host is not None:
             return False
-        return not self.staging or not self._is_on_disk(group, node)
-
-    def _is_on_disk(self, group: int, node: Node) -> bool:
-        """On disk, or on its way there."""
-        assert self._store is not None, "a staging page without a disk tier"
-        assert node.digest is not None, "a page without an address with a disk tier"
-        return (group, node.digest) in self._on_way_to_disk or self._store.has(group, node.digest)
+        return not self.staging or not self.to_disk.is_on_disk(group, node)
 
     def start_queued(self) -> None:
         """Send what has been queued since the last call as one Backup, and what is to go to disk."""
@@ -133,7 +130,7 @@ class Spill:
                 held.append((group, nodes))
                 items += self._stage(group, nodes)
             self._start_backup(items, held, [lease for lease, _, _ in queued])
-        self._start_writes()
+        self.to_disk.start()
 
     def _stage(self, group: int, nodes: Sequence[Node]) -> list[Item]:
         """A host page for each node that still needs one; those that get none are counted."""
@@ -152,8 +149,7 @@ class Spill:
         """The copy that a backup will fill; whoever starts the backup marks it as arriving."""
         if self.staging:
             copy = Copy(node, page)
-            if node.digest is not None:
-                self._on_way_to_disk.add((group, node.digest))
+            self.to_disk.expect(group, node)
         else:
             copy = self._residency.place_on_host(group, node, page)
         return copy
@@ -182,7 +178,7 @@ class Spill:
             if not done.ok:
                 self._forget_host(item)
             elif self._store is not None and (self._ahead or self.staging):
-                self._send_to_disk(item)
+                self.to_disk.send(item)
             if evicting:
                 assert item.device is not None, "an eviction without a device copy"
                 if done.ok and not self.staging and not item.node.slot(item.group).lock:
@@ -204,59 +200,24 @@ class Spill:
         """Free the host page of an item that did not make it."""
         if self.staging:
             self._residency.host[item.group].give(item.host.page)
-            if item.node.digest is not None:
-                self._on_way_to_disk.discard((item.group, item.node.digest))
+            self.to_disk.leave(item.group, item.node)
         else:
             self._residency.drop_host(item.group, item.host)
 
-    # -- to disk --------------------------------------------------------------------------------------------------
-
-    def _send_to_disk(self, item: Item) -> None:
-        """Queue a host page for the disk, unless it is there or too much is waiting."""
-        node = item.node
-        assert node.digest is not None, "a page without an address with a disk tier"
-        if not self.staging:
-            if self._is_on_disk(item.group, node):
-                return
-            self._on_way_to_disk.add((item.group, node.digest))
-        if len(self._on_way_to_disk) > self._queue_pages:
-            self._accounting.drops["disk_queue_full"] += 1
-            self._on_way_to_disk.discard((item.group, node.digest))
-            if self.staging:
-                self._forget_host(item)
-            return
-        item.host.readers += 1
-        self._to_disk.append(item)
-
-    def _start_writes(self) -> None:
-        while self._to_disk:
-            items, self._to_disk = self._to_disk[:_WRITE_BATCH], self._to_disk[_WRITE_BATCH:]
-            op = WriteOp(next(self._ids), items)
-            self.writes[op.id] = op
-            assert self._executor is not None, "a disk write without an executor"
-            pages = [DiskPage(i.group, i.node.digest or b"", i.node.key, i.host.page) for i in items]
-            self._executor.submit(DiskWrite(op.id, tuple(pages)))
-
-    def write_done(self, done: Done) -> None:
-        """A DiskWrite has ended."""
-        op = self.writes.pop(done.id)
-        self._accounting.moved("host_disk", len(op.items) - len(done.bad), done.nbytes, done.seconds)
-        self._accounting.dropped(why for _, why in done.bad)
-        for item in op.items:
-            assert item.node.digest is not None, "a page without an address with a disk tier"
-            self._on_way_to_disk.discard((item.group, item.node.digest))
-            if self.staging:
-                item.host.readers -= 1
-                self._residency.host[item.group].give(item.host.page)
-            else:
-                self._reading_ended(item.group, item.host, host=True)
+    def _written(self, item: Item) -> None:
+        """The disk tier does not read the item's host page any more."""
+        if self.staging:
+            item.host.readers -= 1
+            self._residency.host[item.group].give(item.host.page)
+        else:
+            self._reading_ended(item.group, item.host, host=True)
 
     # -- eviction -------------------------------------------------------------------------------------------------
 
     @property
     def is_saving(self) -> bool:
         """True while ``write_back`` moves evicted pages down: waiting will free pages."""
-        return self._back and bool(self.backups or self.writes)
+        return self._back and bool(self.backups or self.to_disk.writes)
 
     def make_device_room(self, group: int, count: int, *, lose: bool = True) -> bool:
         """Evict until ``count`` pages are free. False: not now (what was evicted until then stays evicted).
@@ -274,7 +235,7 @@ class Spill:
             copy = self._residency.device_queue[group].first()
             if copy is None or not self._evict_device(group, copy, dirty, lose=lose):
                 break
-        self._start_writes()
+        self.to_disk.start()
         if dirty:
             self._start_backup(dirty, [], [])
         return pool.free >= count
@@ -288,12 +249,12 @@ class Spill:
         if self._store is not None and not self.staging:
             for group, pool in enumerate(self._residency.host):
                 wanted = min(host_pages, pool.size // 8)
-                for _ in range(wanted - pool.free - len(self._on_way_to_disk)):
+                for _ in range(wanted - pool.free - len(self.to_disk)):
                     copy = self._residency.host_queue[group].first()
                     if copy is None:
                         break
                     self._evict_host(group, copy)
-        self._start_writes()
+        self.to_disk.start()
 
     def evict_all_device(self, group: int) -> int:
         """Evict everything that nobody holds, by the write policy; returns pages (some go once they are backed up)."""
@@ -312,7 +273,7 @@ class Spill:
         while (copy := self._residency.host_queue[group].first()) is not None:
             self._evict_host(group, copy)
             count += 1
-        self._start_writes()
+        self.to_disk.start()
         return count
 
     def drop_all_device(self, group: int) -> int:
@@ -360,7 +321,7 @@ class Spill:
                 copy.readers += 1
                 dirty.append(Item(group, node, copy, self._fill_host(group, node, page)))
                 return True
-            if not lose and self._on_way_to_disk:
+            if not lose and len(self.to_disk):
                 return False
             self._accounting.drops["host_full"] += 1
         self._drop_device(group, copy)
@@ -383,7 +344,7 @@ class Spill:
             if copy is None:
                 return None
             must_save = self._must_save(group, copy)
-            if must_save and len(self._on_way_to_disk) >= max(8, pool.size // 8):
+            if must_save and len(self.to_disk) >= max(8, pool.size // 8):
                 # Enough is on its way already; sending the whole tier to disk would not free a page sooner.
                 return None
             self._evict_host(group, copy)
@@ -391,12 +352,17 @@ class Spill:
 
     def _must_save(self, group: int, copy: Copy) -> bool:
         """With ``write_back``: the host copy is in no lower tier yet."""
-        return self._back and self._store is not None and not copy.readers and not self._is_on_disk(group, copy.node)
+        return (
+            self._back
+            and self._store is not None
+            and not copy.readers
+            and not self.to_disk.is_on_disk(group, copy.node)
+        )
 
     def _evict_host(self, group: int, copy: Copy) -> None:
         """The first in line goes; now, or when its way to disk is over."""
         if self._must_save(group, copy):
-            self._send_to_disk(Item(group, copy.node, None, copy))
+            self.to_disk.send(Item(group, copy.node, None, copy))
         if copy.readers:
             self._residency.host_queue[group].remove(copy)
             return
