@@ -246,3 +246,44 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
     small, large = (_index_memory_mib(rows, tmp_path) for rows in (10_000, 110_000))
     grown_bytes_a_row = (large - small) * 2**20 / 100_000
     assert grown_bytes_a_row < 400, (small, large)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("x.jsonl.gz", "cannot be read after 0 rows"),
+        ("x.parquet", "cannot be read after 0 rows"),
+        ("x.jsonl", "is the input"),
+    ],
+)
+def test_damaged_inputs_and_an_output_that_is_the_input_are_refused_in_one_line(
+    name: str, says: str, tmp_path: Path, null_server: NullServer
+) -> None:
+    rows = tmp_path / name
+    rows.write_bytes(b'{"prompt": "a"}\n')
+    code, out, err = _generate(rows, rows if name == "x.jsonl" else tmp_path / "o.jsonl", null_server.url)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
+    assert rows.read_bytes() == b'{"prompt": "a"}\n'
+
+
+def test_what_no_run_of_ours_wrote_is_not_written_over(tmp_path: Path, null_server: NullServer) -> None:
+    rows = _rows(tmp_path / "rows.jsonl", [{"prompt": "a"}])
+    foreign = tmp_path / "out.jsonl"
+    foreign.write_text("dear to somebody")
+    code, _, err = _generate(rows, foreign, null_server.url)
+    assert (code, "is there already" in err) == (2, True)
+    assert foreign.read_text() == "dear to somebody"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_ends_in_one_line_and_the_run_continues(tmp_path: Path, null_server: NullServer) -> None:
+    rows = _rows(tmp_path / "rows.jsonl", [{"prompt": "a"}])
+    folder = tmp_path / "out.jsonl.journal"
+    folder.mkdir()
+    (folder / "run.json.tmp").symlink_to("/dev/full")  # the first thing a run writes there for good
+    code, _, err = _generate(rows, tmp_path / "out.jsonl", null_server.url)
+    assert (code, "the disk is full" in err, "Traceback" in err) == (4, True, False)
+    (folder / "run.json.tmp").unlink()
+    assert _generate(rows, tmp_path / "out.jsonl", null_server.url)[0] == 0

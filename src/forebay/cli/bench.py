@@ -63,6 +63,7 @@ def command(targets: tuple[str, ...], two: tuple[str, str] | None, rounds: int, 
     """
     json_path, html_path = options.pop("json_path"), options.pop("html_path")
     settings = _settings(options)
+    _check_writable(json_path, html_path)
     if two is not None:
         if targets:
             raise UsageError("--compare names both sides", fix="leave the other targets out")
@@ -72,6 +73,17 @@ def command(targets: tuple[str, ...], two: tuple[str, str] | None, rounds: int, 
     else:
         raise UsageError("name one server to measure", fix="forebay bench URL|NAME, or --compare A B")
     return 0
+
+
+def _check_writable(*paths: str | Path | None) -> None:
+    """Before minutes are spent on a measurement: can its record be written where it is wanted?"""
+    for path in paths:
+        if path is None or path == "-":
+            continue
+        try:
+            Path(path).open("a").close()
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}", fix="name a file you may write") from error
 
 
 def _settings(options: dict[str, Any]) -> BenchSettings:

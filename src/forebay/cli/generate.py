@@ -133,6 +133,8 @@ def _report(settings: GenerateSettings, outcome: Outcome, as_json: bool) -> None
         f"{counts.ok:,} ok + {counts.set_aside:,} set aside + {counts.failed:,} failed = {counts.input:,} input rows; "
         f"{outcome.tally.turns:,} turns asked for now"
     )
+    if outcome.written.reasons:
+        click.echo("  set aside: " + ", ".join(f"{why} {n:,}" for why, n in sorted(outcome.written.reasons.items())))
     for path in (*outcome.written.files, outcome.written.set_aside, outcome.written.failed, outcome.written.manifest):
         if path is not None:
             click.echo(f"  {path}")

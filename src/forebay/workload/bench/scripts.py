@@ -175,7 +175,7 @@ def _trace_session(
 def _trace_records(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         raise UsageError(f"trace {path} is not there", fix="--trace FILE, or set FOREBAY_TRACE")
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)

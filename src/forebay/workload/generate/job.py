@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from forebay.errors import ForebayError, RefusedError
+from forebay.errors import DeadError, ForebayError, RefusedError
 from forebay.workload.client import Client
 from forebay.workload.generate.dispatch import Dispatch
 from forebay.workload.generate.fingerprint import check_asked, check_fingerprint, fingerprint_of
@@ -54,13 +56,12 @@ def run_job(settings: GenerateSettings, shows: Shows) -> Outcome:
     Raises:
         UsageError: the input, the output's name or the model's name is wrong.
         RefusedError: another writer holds the output, or the run was begun with other settings.
-        DeadError: no server was ready for too long, or starting it failed too often.
+        DeadError: no server was ready for too long, starting it failed too often, or the disk is full or gone.
     """
     source = open_source(settings.source, split=settings.split)
     check_output(settings)
     folder = settings.work_folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with _only_writer(folder):
+    with _disk_trouble(folder), _only_writer(folder):
         check_asked(folder / "run.json", settings)
         journal = Journal(folder / "journal.log")
         try:
@@ -154,6 +155,19 @@ def make_lane(settings: GenerateSettings, url: str) -> Lane:
     if settings.concurrency is not None:
         return Lane(client.url, client, ConcurrencyLimit(start=settings.concurrency, fixed=True))
     return Lane(client.url, client, ConcurrencyLimit(maximum=settings.max_concurrency))
+
+
+@contextmanager
+def _disk_trouble(folder: Path) -> Iterator[None]:
+    """A disk that takes no more ends the run in one line; what the journal holds stays whole."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        full = "full" in str(error) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
+        raise DeadError(
+            f"{folder}: {'the disk is full' if full else error}",
+            fix=f"{'make room' if full else 'mend the disk'}; finished rows are kept: the same command continues",
+        ) from error
 
 
 @contextmanager

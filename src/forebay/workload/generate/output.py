@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -42,6 +42,7 @@ class Written:
     set_aside: Path | None
     failed: Path | None
     manifest: Path
+    reasons: Mapping[str, int]  # why rows were set aside, counted
 
 
 def check_output(settings: GenerateSettings) -> None:
@@ -59,6 +60,31 @@ def check_output(settings: GenerateSettings) -> None:
         raise UsageError(f"{settings.output} does not fit --format {settings.format}", fix="leave --format out")
     if suffix not in (".jsonl", ".parquet") and settings.output.is_file():
         raise UsageError(f"{settings.output} is a file; without .jsonl or .parquet it would be a folder of shards")
+    _check_not_foreign(settings)
+    try:
+        settings.work_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{settings.work_folder} cannot be made: {error.strerror}", fix="choose an --output you may write to"
+        ) from error
+
+
+def _check_not_foreign(settings: GenerateSettings) -> None:
+    """What a run of ours did not write is not written over: least of all the input."""
+    output = settings.output
+    if output.exists() and settings.source.exists() and output.samefile(settings.source):
+        raise UsageError(f"{output} is the input, and would be written over", fix="choose another --output")
+    ours = (settings.work_folder / "journal.log").exists()
+    if output.is_file() and not ours:
+        raise UsageError(
+            f"{output} is there already, and no run that could be continued lies beside it",
+            fix="move it away, or choose another --output",
+        )
+    if output.is_dir() and not ours and any(output.glob(f"part-*.{settings.format}")):
+        raise UsageError(
+            f"{output} holds shards already, and no run that could be continued lies beside it",
+            fix="move them away, or choose another --output",
+        )
 
 
 def output_id(entry_key: bytes, row: Row) -> str:
@@ -142,7 +168,8 @@ def write_output(
     side_files = [side.publish() for side in (aside, failed)]
     manifest = _manifest(settings, counts, totals, shards.sums, files)
     write_atomically(places.manifest, json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
-    return Written(files, side_files[0], side_files[1], places.manifest)
+    reasons = {why: count for why, count in totals.reasons.items() if count}
+    return Written(files, side_files[0], side_files[1], places.manifest, reasons)
 
 
 class _Places:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -38,14 +39,28 @@ class Source:
     files: tuple[Path, ...]
 
     def rows(self) -> Iterator[RawRow]:
-        """Every row, in order; blank lines of JSONL are no rows."""
+        """Every row, in order; blank lines of JSONL are no rows.
+
+        Raises:
+            UsageError: a file is damaged, cut short, or not what its name says. Rows before the damage have come out.
+        """
+        readers: dict[str, Callable[[Path], Iterator[RawRow]]] = {
+            "jsonl": _jsonl_rows,
+            "parquet": _parquet_rows,
+            "arrow": _arrow_rows,
+        }
+        read = readers[self.kind]
         for file in self.files:
-            if self.kind == "jsonl":
-                yield from _jsonl_rows(file)
-            elif self.kind == "parquet":
-                yield from _parquet_rows(file)
-            else:
-                yield from _arrow_rows(file)
+            count = 0
+            try:
+                for row in read(file):
+                    yield row
+                    count += 1
+            except (OSError, EOFError, ValueError, zlib.error) as error:  # pyarrow's are ValueErrors and OSErrors
+                raise UsageError(
+                    f"input: {file} cannot be read after {count:,} rows: {' '.join(str(error).split())}",
+                    fix="is it whole, and of the format its name says? Copy it again, or leave it out",
+                ) from error
 
 
 def open_source(path: Path, *, split: str | None = None) -> Source:
