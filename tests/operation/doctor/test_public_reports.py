@@ -241,6 +241,134 @@ REPORTS: list[tuple[str, str, set[str | None]]] = [
         + '(VllmWorkerProcess pid=252) ERROR 08-23 08:25:25 multiproc_worker_utils.py:226] Exception in worker VllmWorkerProcess while processing method init_device: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details), Traceback (most recent call last):\n(VllmWorkerProcess pid=252) ERROR 08-23 08:25:25 multiproc_worker_utils.py:226]   File "/v/vllm/executor/multiproc_worker_utils.py", line 223, in _run_worker_process\n(VllmWorkerProcess pid=252) ERROR 08-23 08:25:25 multiproc_worker_utils.py:226] RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)\n',
         {"nccl_error"},
     ),
+    (
+        "sglang#8102",
+        _SGLANG
+        + _LOADING
+        + scheduler(
+            "ValueError: Not enough host memory available. Requesting 40.00 GB but only have 44.87 GB free. Please reduce the size of the hierarchical cache."
+        ),
+        {"host_pool_too_big"},
+    ),
+    (
+        "sglang#28027",
+        _SGLANG
+        + _LOADING
+        + scheduler("ValueError: Not enough host memory for SharedMLA. Need 300.00 GB, have 120.00 GB."),
+        {"host_pool_too_big"},
+    ),
+    (
+        "ninfer#25",
+        "FATAL server failed during startup | cudaMallocHost failed: cudaErrorMemoryAllocation: out of memory\n",
+        {"pin_failed", "unknown", None},
+    ),
+    (
+        "ninfer#45",
+        "failed to reserve the host KV cache: cudaMallocHost failed to pin 8192 MiB of host memory (this is system RAM, not VRAM): cudaErrorAlreadyMapped: resource already mapped\n",
+        {"pin_failed", "unknown", None},
+    ),
+    (
+        "sglang#7666",
+        _SGLANG
+        + _LOADING
+        + scheduler(
+            "RuntimeError: CUDA error: invalid argument",
+            '  File "/sgl-workspace/sglang/python/sglang/srt/mem_cache/memory_pool_host.py", line 87, in __init__\n    self.kv_buffer = self.init_kv_buffer()\n  File "/sgl-workspace/sglang/python/sglang/srt/mem_cache/memory_pool_host.py", line 240, in init_kv_buffer\n    return torch.empty(\n',
+        ),
+        {"pin_failed"},
+    ),
+    (
+        "vllm#10439",
+        "".join(
+            "vllm-1  | ERROR 11-18 18:07:28 engine.py:366] " + line + "\n"
+            for line in [
+                '  File "/v/vllm/worker/worker.py", line 493, in raise_if_cache_size_invalid',
+                '    raise ValueError("No available memory for the cache blocks. "',
+                "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
+            ]
+        ),
+        {"weights_exceed_static"},
+    ),
+    (
+        "QAnything#302",
+        "INFO 04-27 10:11:03 llm_engine.py:70] Initializing an LLM engine with config: model='/m'\nINFO 04-27 10:13:05 llm_engine.py:275] # GPU blocks: 0, # CPU blocks: 256\n2024-04-27 10:13:05 | ERROR | stderr | Traceback (most recent call last):\n2024-04-27 10:13:05 | ERROR | stderr |   File \"/x.py\", line 3, in f\n2024-04-27 10:13:05 | ERROR | stderr | ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.\n",
+        {"weights_exceed_static"},
+    ),
+    (
+        "sglang#14282",
+        _SGLANG
+        + "[2025-12-02 07:04:51 TP1] Allocating 40.00 GB host memory for hierarchical KV cache.\n[2025-12-02 07:04:51 TP3] Allocating 40.00 GB host memory for hierarchical KV cache.\n"
+        + scheduler(
+            "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.",
+            '  File "/s/sglang/srt/mem_cache/memory_pool_host.py", line 240, in init_kv_buffer\n    buffer = torch.empty(dims, dtype=self.dtype, device=self.device, pin_memory=True)\n',
+            rank="TP1",
+        ),
+        {"pin_failed"},
+    ),
+    (
+        "sglang: DefaultCPUAllocator",
+        _SGLANG
+        + _LOADING
+        + scheduler(
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 322122547200 bytes. Error code 12 (Cannot allocate memory)",
+            '  File "/s/sglang/srt/mem_cache/memory_pool_host.py", line 240, in init_kv_buffer\n    buffer = torch.empty(\n',
+        ),
+        {"host_pool_too_big"},
+    ),
+    (
+        "vllm: free memory",
+        _VLLM
+        + core(
+            "ValueError: Free memory on device cuda:0 (3.04/79.11 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+        ),
+        {"gpu_busy"},
+    ),
+    (
+        "vllm v1 fork",
+        _VLLM
+        + core(
+            "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method"
+        ),
+        {"engine_bug", "unknown", "assertion", "bad_flag"},
+    ),
+    (
+        "sgl deepgemm",
+        "[2026-03-04 10:00:00] server_args={'model_path': '/m'}\n"
+        + scheduler("RuntimeError: Failed to find nvcc. Please set CUDA_HOME"),
+        {"jit_toolchain_missing"},
+    ),
+    (
+        "sgl libnuma",
+        _SGLANG
+        + 'Traceback (most recent call last):\n  File "/s/sgl_kernel/__init__.py", line 5, in <module>\n    import common_ops\nImportError: libnuma.so.1: cannot open shared object file: No such file or directory\n',
+        {"dependency_missing"},
+    ),
+    (
+        "vllm gated",
+        'Traceback (most recent call last):\n  File "/v/vllm/transformers_utils/config.py", line 10, in x\nOSError: You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/meta-llama/Llama-3.1-8B.\n401 Client Error.\n',
+        {"license_or_auth"},
+    ),
+    (
+        "vllm: heads",
+        _VLLM
+        + core("RuntimeError: Total number of attention heads (40) must be divisible by tensor parallel size (3)."),
+        {"tp_not_divisible"},
+    ),
+    (
+        "vllm kv offload shm",
+        _VLLM + worker("OSError: [Errno 28] No space left on device: '/dev/shm/vllm_offload_5f3e'"),
+        {"shm_full"},
+    ),
+    (
+        "disk full",
+        _VLLM + core("OSError: [Errno 28] No space left on device: '/root/.cache/vllm/torch_compile_cache/ab'"),
+        {"unknown", "engine_bug"},
+    ),
+    (
+        "port zmq",
+        _SGLANG + scheduler("zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:30005')"),
+        {"port_in_use"},
+    ),
 ]
 
 

@@ -64,9 +64,16 @@ def closest_flag(word: str, known: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
+_SGLANG_ASIDE_GB = 10 * GIB / GB
+
+
 def host_pool_size(asked_gb: float, free_gb: float, ratio: float | None, ranks: int) -> str:
-    """What to set so that SGLang's host pool (decimal GB per rank) fits ``free_gb``."""
-    fits = free_gb * 0.9
+    """What to set so that SGLang's host pool (decimal GB per rank) fits ``free_gb``, which all ranks share.
+
+    SGLang keeps 10 GiB aside; older versions print what is free before that, so a refused pool can look smaller than it.
+    """
+    room = free_gb - _SGLANG_ASIDE_GB if asked_gb <= free_gb else free_gb
+    fits = max(room, 0.0) * 0.9 / max(ranks, 1)
     total = f" (x {ranks} ranks = {format_size(asked_gb * ranks * GB)} in total)" if ranks > 1 else ""
     if fits >= 1:
         return (

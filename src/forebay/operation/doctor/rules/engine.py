@@ -91,7 +91,7 @@ RULES = (
         "ninja",
         Cause.JIT_TOOLCHAIN_MISSING,
         pattern(
-            r"Ninja build failed|[Nn]inja is required|Error building extension|Could not (?:find|locate) nvcc|nvcc(?:['\"`]| was)? not found|(?:Unable to find|No) .*\bnvcc\b|/nvcc: (?:not found|No such file)|No such file or directory: '[^']*(?:nvcc|ninja|g\+\+|gcc|cc1plus)'|"
+            r"Ninja build failed|[Nn]inja is required|Error building extension|(?:Could not|Failed to) (?:find|locate) nvcc|nvcc(?:['\"`]| was)? not found|(?:Unable to find|No) .*\bnvcc\b|/nvcc: (?:not found|No such file)|No such file or directory: '[^']*(?:nvcc|ninja|g\+\+|gcc|cc1plus)'|"
             r"CUDA_HOME (?:environment variable is not set|is not set)|Failed to find C compiler|InvalidCxxCompiler|No working C\+\+ compiler|(?:g\+\+|gcc|cc1plus|c\+\+)\b.{0,40}(?:not found|No such file)|fatal error: (?:Python|cuda\w*|\w+)\.h: No such file|"
             r"nvcc fatal|Please specify via CC environment variable|CppCompileError|RuntimeError: .*(?:NVCC|nvcc) (?:compilation|version).{0,30}(?:fail|too old|required)"
         ),

@@ -167,7 +167,7 @@ RULES = (
         "disk_full",
         Cause.CHECKPOINT_MISSING,
         pattern(
-            r"Not enough free disk space to download|No space left on device.*(?:huggingface|hub|\.cache|blobs)|(?:huggingface|hub|\.cache|blobs).*No space left on device"
+            r"Not enough free disk space to download|No space left on device.*(?:huggingface|/hub/|blobs)|(?:huggingface|/hub/|blobs).*No space left on device"
         ),
         "The download did not fit the disk, so the checkpoint is not whole.",
         say("free the disk of HF_HOME, or set HF_HOME to a larger one, and start again: the download resumes"),

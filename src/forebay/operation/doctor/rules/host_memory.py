@@ -302,6 +302,14 @@ RULES = (
         cases=("sglang/fail_hicache_unpatched_cuda_host_register",),
     ),
     Rule(
+        "pinned_allocation",
+        Cause.PIN_FAILED,
+        pattern(r"(?:cudaMallocHost|cudaHostAlloc|hipHostMalloc)\b.{0,40}(?:failed|returned|error)"),
+        "Page-locked host memory could not be had: this is the machine's memory, not the GPU's, whatever the error's name says.",
+        _pin_fix,
+        rules_out=((Cause.RUNTIME_OR_INIT_OOM, "the failing call allocates host memory"),),
+    ),
+    Rule(
         "pin_limit",
         Cause.PIN_FAILED,
         pattern(
