@@ -135,7 +135,8 @@ class StartRequest:
     """What to start beyond what the plan decides (model, ranks, context, host tier). None leaves the server's default.
 
     Attributes:
-        device_cache_bytes: device pool *per rank*.
+        device_cache_bytes: device pool *per rank*, for servers whose plan does not decide it (the embedded server's does, in
+            total over the ranks).
         extra: the user's own flags, in the server's own units; they win over everything above.
     """
 
