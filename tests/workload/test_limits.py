@@ -95,3 +95,25 @@ def test_the_server_s_fault_halves_it_once() -> None:
         limit.failed(0.0, 1.0)
     assert limit.value == 32
     assert not limit.settled
+
+
+def test_a_server_that_counts_its_tokens_is_measured_before_its_answers_end() -> None:
+    """Throughput rises to 64 in flight and is flat from there; not one answer ends in the first minute."""
+    limit = ConcurrencyLimit()
+    now, generated, chosen = 0.0, 0.0, random.Random(3)
+    seen = []
+    while now < 60:
+        now += 0.5
+        generated += 10.0 * min(limit.value, 64) * chosen.uniform(0.99, 1.01)
+        limit.counted(generated, now, full=True)
+        seen.append(limit.value)
+    assert limit.settled
+    assert 64 <= seen[-1] <= 160
+    assert 64 in seen[: 2 * 30], "found within half a minute"
+
+
+def test_counts_of_a_limit_that_is_not_filled_say_nothing() -> None:
+    limit = ConcurrencyLimit()
+    for second in range(60):
+        limit.counted(100.0 * second, float(second), full=False)
+    assert (limit.value, limit.samples) == (16, [])

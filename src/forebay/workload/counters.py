@@ -9,7 +9,9 @@ from forebay.servers.registry import server_named
 from forebay.workload.client import Client
 from forebay.workload.failures import RequestFailure
 
-__all__ = ["TierCounts", "difference", "read_hits"]
+__all__ = ["TierCounts", "difference", "read_generated", "read_hits"]
+
+_COUNTS_EVERY_STEP = ("embedded", "vllm")  # SGLang counts a request's tokens when it ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,17 @@ async def read_hits(client: Client, kind: str) -> TierCounts:
         return TierCounts(None)
     hits = server_named(kind).counters(body.decode("utf-8", "replace")).hits
     return TierCounts(dict(hits) if hits else None)
+
+
+async def read_generated(client: Client, kind: str) -> float | None:
+    """Tokens generated so far, step by step; None from a server that does not count so."""
+    if kind not in _COUNTS_EVERY_STEP:
+        return None
+    try:
+        status, body = await client.get("/metrics")
+    except RequestFailure:
+        return None
+    return server_named(kind).counters(body.decode("utf-8", "replace")).generated if status == 200 else None
 
 
 def difference(before: TierCounts, after: TierCounts) -> dict[str, int] | None:

@@ -1,7 +1,9 @@
 """How many requests at once a server takes: found by climbing until throughput stops rising.
 
-By Little's law the throughput at ``n`` requests in flight is ``n x tokens / duration``; both sums are taken over requests that began
-and ended under the same limit, so that waves of equally long answers do not disturb the measure. Pure: time is passed in.
+Throughput is read from the server's own count of generated tokens where it has one that moves with every step: a step of the climb
+then takes seconds, however long the answers are. Else Little's law gives it: at ``n`` requests in flight it is ``n x tokens /
+duration``, both sums over requests that began and ended under the same limit, so that waves of equally long answers do not disturb
+the measure. Pure: time is passed in.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from dataclasses import dataclass
 
 __all__ = ["ConcurrencyLimit", "Sample"]
 
-_RISE = 1.02  # a step up must bring this much to climb on
+_RISE = 1.03  # a step up must bring this much to climb on
 _SAME = 0.99  # a step down may cost this much
 _EPOCH_S = 1.0  # an epoch is at least so long
+_SETTLE_S = 2.0  # by the server's count: from a change until new requests are past their prompts
+_WINDOW_S = 4.0  # and how long tokens are counted then
 _HOLD_S = 20.0  # between probes, once settled
 _BACK_OFF = 0.75
 _RECOVER_S = 10.0  # after a 429 the ceiling rises again, slowly
@@ -48,6 +52,8 @@ class ConcurrencyLimit:
         self._throttled_at = float("-inf")
         self._settled_at = 0.0
         self._next_probe = 1.25
+        self._by_counter = False
+        self._base: tuple[float, float] | None = None  # when the window began, and the server's count then
         self._first: float | None = None  # when the epoch's first request began
         self._tokens = 0
         self._duration = 0.0
@@ -60,7 +66,7 @@ class ConcurrencyLimit:
 
     def finished(self, started: float, now: float, tokens: int) -> None:
         """A request that began at ``started`` brought ``tokens`` (count at least 1)."""
-        if self._fixed:
+        if self._fixed or self._by_counter:
             self._recover(now)
             return
         if started < self._changed_at:
@@ -71,7 +77,22 @@ class ConcurrencyLimit:
         self._duration += max(now - started, 1e-6)
         self._count += 1
         if self._count >= max(self.value, 8) and now - self._first >= _EPOCH_S:
-            self._epoch_ended(now)
+            self._epoch_ended(Sample(self.value, self.value * self._tokens / self._duration), now)
+
+    def counted(self, generated: float, now: float, *, full: bool) -> None:
+        """The server has generated so many tokens so far, for everybody; ``full``: as many requests as allowed are in flight."""
+        if self._fixed:
+            return
+        self._by_counter = True
+        restarted = self._base is not None and generated < self._base[1]
+        if not full or restarted or now - self._changed_at < _SETTLE_S:
+            self._base = None
+        elif self._base is None:
+            self._base = (now, generated)
+        elif now - self._base[0] >= _WINDOW_S:
+            began, before = self._base
+            self._base = None
+            self._epoch_ended(Sample(self.value, (generated - before) / (now - began)), now)
 
     def throttled(self, started: float, now: float) -> None:
         """The server said 429 to a request sent at ``started``. One burst of refusals counts once."""
@@ -89,8 +110,7 @@ class ConcurrencyLimit:
         self._move(max(1, self.value // 2), now)
         self._state, self.best = "climb", None
 
-    def _epoch_ended(self, now: float) -> None:
-        sample = Sample(self.value, self.value * self._tokens / self._duration)
+    def _epoch_ended(self, sample: Sample, now: float) -> None:
         self.samples = [*self.samples[-63:], sample]
         self._recover(now)
         best = self.best
@@ -154,6 +174,7 @@ class ConcurrencyLimit:
         self._reset()
 
     def _reset(self) -> None:
+        self._base = None
         self._first = None
         self._tokens = 0
         self._duration = 0.0

@@ -78,6 +78,7 @@ class Dispatch:
             asyncio.create_task(self._feed(source, parse)),
             asyncio.create_task(self._sync()),
             asyncio.create_task(self._fleet.watch()),
+            asyncio.create_task(self._fleet.count()),
         ]
         try:
             while not self._over():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from forebay.errors import DeadError, RefusedError, UsageError
 from forebay.workload.client import Client
+from forebay.workload.counters import read_generated
 from forebay.workload.failures import RequestFailure
 from forebay.workload.generate.revive import Reviver
 from forebay.workload.generate.turns import Work
@@ -20,6 +21,7 @@ __all__ = ["Fleet", "Lane"]
 _LOOK_S = 5.0  # how often a lane in use is asked for its health
 _SILENT_LOOKS = 4  # so many silent looks in a row, with requests outstanding, take a lane out
 _LOOK_TIMEOUT_S = 10.0
+_COUNT_S = 0.5  # how often a server's own count of tokens is read
 _MEND_S = 0.5  # how often a lane that is out is asked
 _RUN_ROWS = 32  # rows of one prefix that go to the same server in a row, at most
 
@@ -158,6 +160,15 @@ class Fleet:
                         self._abandon(lane)
                 else:
                     silent[lane.url] = 0
+
+    async def count(self) -> None:
+        """Until cancelled: tell each lane's limit what its server has generated, where the server counts that."""
+        kind = self.identity.kind if self.identity is not None else "unknown"
+        while True:
+            await asyncio.sleep(_COUNT_S)
+            for lane in self.lanes:
+                if lane.up and (generated := await read_generated(lane.client, kind)) is not None:
+                    lane.limit.counted(generated, time.monotonic(), full=lane.in_flight >= lane.limit.value)
 
     async def close(self) -> None:
         """Stop looking after lanes and close their connections."""
