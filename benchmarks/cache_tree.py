@@ -3,7 +3,8 @@
     python benchmarks/cache_tree.py [--json out.json] [--sglang-python .../peers/sglang/bin/python]
 
 Before each timed operation other memory is walked through, as a forward pass does between two requests, so that neither
-tree is measured out of the processor's caches. The same key sets go to SGLang's radix cache (its Python and its Rust
+tree is measured out of the processor's caches. Each tree lives in a process of its own, and they take turns round by round; a
+ratio is the median of the ratios within a round. The same key sets go to SGLang's radix cache (its Python and its Rust
 tree core) in its own environment when its interpreter is given: operations are what a request does there, match_prefix
 with lock and unlock, insert, evict of as many tokens.
 """
@@ -14,6 +15,7 @@ import argparse
 import gc
 import importlib.util
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -28,6 +30,7 @@ import numpy as np
 PAGE = 16
 TOKENS = 4096
 PREFIX = TOKENS // PAGE
+OPERATIONS = ("match_us", "insert_us", "evict_us")
 RECIPE = Path(__file__).resolve().parents[1] / "scripts" / "peers" / "sglang"
 
 
@@ -51,64 +54,68 @@ def cold() -> None:
 _OTHER = np.zeros(48 * 2**20, dtype=np.uint8)
 
 
-def measure_ours(sequences: np.ndarray, rounds: int) -> dict[str, float]:
-    """Median microseconds of each operation, and bytes a page of the tree."""
-    from forebay.engine.cache.config import CacheConfig
-    from forebay.engine.cache.prefix_cache import PrefixCache
-    from forebay.planning.kv_spec import KVSpec, LayerGroup, Part
+class Ours:
+    """Forebay's cache over ``sequences``; ``round`` times one of each operation, cold caches before each."""
 
-    spec = KVSpec((LayerGroup("full", (0,), (Part("k", 1, 1, 2),)),), PAGE)
-    before = resident_bytes()
-    cache = PrefixCache(spec, CacheConfig(device_pages=(len(sequences) * PREFIX,)))
-    for sequence in sequences:
-        lease = cache.open(sequence)
-        assert lease is not None
-        assert cache.extend(lease, TOKENS)
-        cache.commit(lease, sequence)
-        cache.close(lease)
-    pages = cache.tree.num_nodes
-    bytes_a_page = (resident_bytes() - before) / pages
-    spare = len(sequences) * PREFIX - pages
-    fill = cache.open(np.full(1, -1, dtype=np.int32))
-    assert fill is not None
-    # The pages that sharing has saved: taken, so that an insertion has to evict.
-    assert cache.extend(fill, spare * PAGE)
-    times: dict[str, list[float]] = {"match": [], "evict": [], "insert": []}
-    rng = np.random.default_rng(1)
-    for _ in range(rounds):
+    def __init__(self, sequences: np.ndarray) -> None:
+        from forebay.engine.cache.config import CacheConfig
+        from forebay.engine.cache.prefix_cache import PrefixCache
+        from forebay.planning.kv_spec import KVSpec, LayerGroup, Part
+
+        spec = KVSpec((LayerGroup("full", (0,), (Part("k", 1, 1, 2),)),), PAGE)
+        before = resident_bytes()
+        self._sequences = sequences
+        self._rng = np.random.default_rng(1)
+        self._cache = cache = PrefixCache(spec, CacheConfig(device_pages=(len(sequences) * PREFIX,)))
+        for sequence in sequences:
+            lease = cache.open(sequence)
+            assert lease is not None
+            assert cache.extend(lease, TOKENS)
+            cache.commit(lease, sequence)
+            cache.close(lease)
+        pages = cache.tree.num_nodes
+        self.facts = {"pages": pages, "bytes_a_page": (resident_bytes() - before) / pages}
+        # The pages that sharing has saved: taken, so that an insertion has to evict.
+        fill = cache.open(np.full(1, -1, dtype=np.int32))
+        assert fill is not None
+        assert cache.extend(fill, (len(sequences) * PREFIX - pages) * PAGE)
+
+    def round(self) -> dict[str, float]:
+        """Microseconds of each operation."""
+        sequences, rng, cache = self._sequences, self._rng, self._cache
         known = np.append(sequences[rng.integers(len(sequences) // 2, len(sequences))], np.int32(0))
         new = rng.integers(0, 32_000, TOKENS, dtype=np.int32)
-        with timed(times["match"]):
+        took: dict[str, float] = {}
+        with timed(took, "match_us"):
             lease = cache.open(known)
             assert lease is not None
             cache.close(lease)
         lease = cache.open(new)
         assert lease is not None
-        with timed(times["evict"]):
+        with timed(took, "evict_us"):
             assert cache.extend(lease, TOKENS)
-        with timed(times["insert"]):
+        with timed(took, "insert_us"):
             cache.commit(lease, new)
         cache.close(lease)
-    cache.check()
-    return {**medians(times), "pages": pages, "bytes_a_page": bytes_a_page}
+        return took
+
+    def end(self) -> None:
+        """The cache must still be whole."""
+        self._cache.check()
 
 
 class timed:
-    """Append the microseconds of a block, cold caches before it."""
+    """Note the microseconds of a block, cold caches before it."""
 
-    def __init__(self, times: list[float]) -> None:
-        self._times = times
+    def __init__(self, took: dict[str, float], name: str) -> None:
+        self._took, self._name = took, name
 
     def __enter__(self) -> None:
         cold()
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._times.append((time.perf_counter() - self._started) * 1e6)
-
-
-def medians(times: dict[str, list[float]]) -> dict[str, float]:
-    return {f"{name}_us": statistics.median(values) for name, values in times.items()}
+        self._took[self._name] = (time.perf_counter() - self._started) * 1e6
 
 
 def resident_bytes() -> int:
@@ -118,10 +125,8 @@ def resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure_sglang(core: str, sequences: np.ndarray, rounds: int) -> dict[str, Any]:
-    """The same keys through SGLang's radix cache; runs in its own environment."""
-    from array import array
-
+def sglang_cache(core: str) -> Any:
+    """SGLang's radix cache over nothing but its tree; importable in its own environment only."""
     # What makes the CPU recipe's environment importable (scripts/peers/sglang/launch.py) does so here as well.
     spec = importlib.util.spec_from_file_location("recipe", RECIPE / "launch.py")
     assert spec is not None, "the recipe is not where it was"
@@ -131,9 +136,7 @@ def measure_sglang(core: str, sequences: np.ndarray, rounds: int) -> dict[str, A
     # In place of this folder, whose kernels.py would be taken for the package of that name.
     sys.path[0] = str(RECIPE / "stubs")
     import torch
-    from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -157,45 +160,139 @@ def measure_sglang(core: str, sequences: np.ndarray, rounds: int) -> dict[str, A
         tree_components=(ComponentType.FULL,),
         tree_core_backend=core,
     )
-    cache = UnifiedRadixCache(params)
+    return UnifiedRadixCache(params)
 
-    def key(tokens: np.ndarray) -> RadixKey:
+
+class Theirs:
+    """SGLang's radix cache over the same ``sequences``; runs in its own environment."""
+
+    def __init__(self, core: str, sequences: np.ndarray) -> None:
+        self._cache = sglang_cache(core)
+        import torch
+        from sglang.srt.mem_cache import base_prefix_cache as api
+
+        self._api, self._torch = api, torch
+        self._sequences = sequences
+        self._rng = np.random.default_rng(1)
+        before = resident_bytes()
+        for i, sequence in enumerate(sequences):
+            value = torch.arange(i * TOKENS, (i + 1) * TOKENS, dtype=torch.int64)
+            self._cache.insert(api.InsertParams(key=self._key(sequence), value=value))
+        pages = len(sequences) * PREFIX * 5 // 8
+        core_name = type(self._cache.tree_core).__name__
+        self.facts = {"pages": pages, "bytes_a_page": (resident_bytes() - before) / pages, "core": core_name}
+
+    @staticmethod
+    def _key(tokens: np.ndarray) -> Any:
+        from array import array
+
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
         return RadixKey(array("q", tokens.tolist()), None)
 
-    before = resident_bytes()
-    for i, sequence in enumerate(sequences):
-        value = torch.arange(i * TOKENS, (i + 1) * TOKENS, dtype=torch.int64)
-        cache.insert(InsertParams(key=key(sequence), value=value))
-    grown = resident_bytes() - before
-    times: dict[str, list[float]] = {"match": [], "evict": [], "insert": []}
-    rng = np.random.default_rng(1)
-    for _ in range(rounds):
-        known = key(sequences[rng.integers(len(sequences) // 2, len(sequences))])
-        new = key(rng.integers(0, 32_000, TOKENS, dtype=np.int32))
-        value = torch.arange(TOKENS, dtype=torch.int64)
-        with timed(times["match"]):
-            match = cache.match_prefix(MatchPrefixParams(key=known))
+    def round(self) -> dict[str, float]:
+        """Microseconds of each operation."""
+        rng, cache, api, sequences = self._rng, self._cache, self._api, self._sequences
+        known = self._key(sequences[rng.integers(len(sequences) // 2, len(sequences))])
+        new = self._key(rng.integers(0, 32_000, TOKENS, dtype=np.int32))
+        value = self._torch.arange(TOKENS, dtype=self._torch.int64)
+        took: dict[str, float] = {}
+        with timed(took, "match_us"):
+            match = cache.match_prefix(api.MatchPrefixParams(key=known))
             cache.unlock(cache.lock(match.last_device_node))
-        with timed(times["evict"]):
-            cache.evict(EvictParams(num_tokens=TOKENS))
-        with timed(times["insert"]):
-            cache.insert(InsertParams(key=new, value=value))
-    assert match.device_prefix_len >= TOKENS // 2, "the keys were not found"
-    return {
-        **medians(times),
-        "bytes_a_page": grown / (len(sequences) * PREFIX * 5 // 8),
-        "core": type(cache.tree_core).__name__,
-    }
+        with timed(took, "evict_us"):
+            cache.evict(api.EvictParams(num_tokens=TOKENS))
+        with timed(took, "insert_us"):
+            cache.insert(api.InsertParams(key=new, value=value))
+        self._found = match.device_prefix_len
+        return took
+
+    def end(self) -> None:
+        """The last match must have found its keys."""
+        assert self._found >= TOKENS // 2, "the keys were not found"
 
 
-def in_environment(python: str, core: str, pages: int, rounds: int) -> dict[str, Any]:
-    """``measure_sglang`` in SGLang's environment; what went wrong there, if it did."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        command = [python, __file__, "--only", core, "--pages", str(pages), "--rounds", str(rounds), "--json", out.name]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-        return dict(json.loads(Path(out.name).read_text()))
+def work(kind: str, pages: int) -> None:
+    """A worker: builds its tree, then a round for each line that comes; JSON lines out."""
+    # Collections of a tree of millions of objects are the server's business (it freezes them), not an operation's.
+    gc.disable()
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    # Whatever a library prints goes to the errors.
+    os.dup2(2, 1)
+    tree = Ours(keys(pages)) if kind == "ours" else Theirs(kind, keys(pages))
+    print(json.dumps(tree.facts), file=out)
+    for _ in sys.stdin:
+        print(json.dumps(tree.round()), file=out)
+    tree.end()
+
+
+class Worker:
+    """A tree in a process of its own."""
+
+    def __init__(self, python: str, kind: str, pages: int) -> None:
+        self.name = kind
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the worker
+        self._process = subprocess.Popen(
+            [python, __file__, "--only", kind, "--pages", str(pages)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            bufsize=1,
+        )
+        self.facts = self._answer()
+        self.rounds: list[dict[str, float]] = []
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            raise RuntimeError(f"{self.name}: {(self._errors.read().strip().splitlines() or ['no message'])[-1]}")
+        return dict(json.loads(line))
+
+    def round(self) -> None:
+        assert self._process.stdin is not None
+        print("round", file=self._process.stdin)
+        self.rounds.append(self._answer())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if self._process.wait():
+            raise RuntimeError(f"{self.name}: its tree is not whole")
+
+    def medians(self) -> dict[str, Any]:
+        return {**{name: statistics.median(r[name] for r in self.rounds) for name in OPERATIONS}, **self.facts}
+
+
+def ratios(ours: Worker, other: Worker) -> dict[str, float]:
+    """Medians of the ratios within a round."""
+    pairs = list(zip(ours.rounds, other.rounds, strict=True))
+    return {name: statistics.median(a[name] / b[name] for a, b in pairs) for name in OPERATIONS}
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """Small against large, and against SGLang where there is one; the trees take turns round by round."""
+    workers = [Worker(sys.executable, "ours", args.small), Worker(sys.executable, "ours", args.pages)]
+    report: dict[str, Any] = {}
+    for core in ("python", "rust") if args.sglang_python else ():
+        try:
+            workers.append(Worker(args.sglang_python, core, args.pages))
+        except RuntimeError as error:
+            report[f"sglang_{core}"] = {"error": str(error)}
+    for number in range(args.rounds):
+        for worker in workers[number % len(workers) :] + workers[: number % len(workers)]:
+            worker.round()
+    for worker in workers:
+        worker.close()
+    small, large, *theirs = workers
+    report |= {"small": small.medians(), "large": large.medians(), "large_over_small": ratios(large, small)}
+    for worker in theirs:
+        report[f"sglang_{worker.name}"] = worker.medians()
+        report[f"ours_over_sglang_{worker.name}"] = ratios(large, worker)
+    return report
 
 
 def main() -> None:
@@ -204,38 +301,17 @@ def main() -> None:
     parser.add_argument("--small", type=int, default=10_000, help="pages of the small tree")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--sglang-python", help="interpreter of an environment with sglang (scripts/peers)")
-    parser.add_argument("--only", choices=["python", "rust"], help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=["ours", "python", "rust"], help=argparse.SUPPRESS)
     parser.add_argument("--json")
     args = parser.parse_args()
-    # Collections of a tree of millions of objects are the server's business (it freezes them), not an operation's.
-    gc.disable()
-    report: dict[str, Any]
     if args.only:
-        report = measure_sglang(args.only, keys(args.pages), args.rounds)
-    else:
-        report = compare(args)
-        print(json.dumps(report, indent=1))
+        work(args.only, args.pages)
+        return
+    report = compare(args)
+    print(json.dumps(report, indent=1))
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1))
 
 
-def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Small against large, and against SGLang where there is one."""
-    small = measure_ours(keys(args.small), args.rounds)
-    large = measure_ours(keys(args.pages), args.rounds)
-    operations = ("match_us", "insert_us", "evict_us")
-    report: dict[str, Any] = {
-        "small": small,
-        "large": large,
-        "large_over_small": {name: large[name] / small[name] for name in operations},
-    }
-    for core in ("python", "rust") if args.sglang_python else ():
-        theirs = in_environment(args.sglang_python, core, args.pages, args.rounds)
-        report[f"sglang_{core}"] = theirs
-        if "error" not in theirs:
-            report[f"ours_over_sglang_{core}"] = {name: large[name] / theirs[name] for name in operations}
-    return report
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from forebay.engine.cache.node import Copy, Node, Slot
@@ -35,6 +35,12 @@ def _check_tree(cache: PrefixCache, nodes: list[Node]) -> None:
         assert cache.tree.child(parent, node.key) is node, "a parent does not know its child"
         assert node.depth == parent.depth + 1, "a node's page number is wrong"
         assert node.children is not None or node.has_copies(), "a leaf without any copy was not pruned"
+        run = node.run
+        if run is not None and run.nodes[0] is node:
+            assert run.data == b"".join(n.key for n in run.nodes), "a run's data are not its pages' tokens"
+            assert all(n.run is run for n in run.nodes), "a page does not know its run"
+            assert all(a is b.parent for a, b in pairwise(run.nodes)), "a run is not a path"
+        assert run is None or run.nodes[node.depth - run.nodes[0].depth] is node, "a run does not know its page"
         assert (node.digest is None) == (cache.store is None), "addresses and the disk tier do not go together"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Union
 
-__all__ = ["Children", "Copy", "Node", "Slot"]
+__all__ = ["Children", "Copy", "Node", "Run", "Slot"]
 
 
 class Copy:
@@ -62,7 +62,7 @@ class Node(Slot):
     each of them would take more memory than the rest of the node.
     """
 
-    __slots__ = ("children", "depth", "digest", "extra", "hits", "key", "parent")
+    __slots__ = ("children", "depth", "digest", "extra", "hits", "key", "parent", "run")
 
     def __init__(self, parent: Node | None, key: bytes, extra_groups: int = 0) -> None:
         # Slot's three fields are set here: a call to its constructor would be a tenth of an insertion.
@@ -74,6 +74,8 @@ class Node(Slot):
         self.depth: int = parent.depth + 1 if parent is not None else -1
         """Page number in the sequence; the root is -1."""
         self.children: Children = None
+        self.run: Run | None = None
+        """The run that it is in, if it is in one."""
         self.digest: bytes | None = None
         """Hash chain up to and with this page; set when the disk tier asks for it."""
         self.hits = 0
@@ -89,3 +91,17 @@ class Node(Slot):
         if self.device is not None or self.host is not None or self.lock:
             return True
         return any(s.device is not None or s.host is not None or s.lock for s in self.extra)
+
+
+class Run:
+    """Pages that were added one after the other: each is the next one's parent. ``data`` is their keys, joined.
+
+    A prefix is compared with all of them at once. Branches change nothing, they hang on other children; what is removed
+    is always the last, because a node with children stays.
+    """
+
+    __slots__ = ("data", "nodes")
+
+    def __init__(self, data: bytearray, nodes: list[Node]) -> None:
+        self.data = data
+        self.nodes = nodes

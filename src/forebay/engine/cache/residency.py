@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from forebay.engine.cache.eviction import EvictionQueue, make_queue
-from forebay.engine.cache.node import Copy, Node
+from forebay.engine.cache.node import Copy, Node, Slot
 from forebay.engine.cache.pools import PagePool
 from forebay.engine.cache.tree import PageTree
 
@@ -45,59 +45,58 @@ class Residency:
 
     def hold(self, group: int, nodes: Sequence[Node]) -> None:
         """Keep every copy of these slots where it is."""
-        from_device: list[Copy] = []
-        from_host: list[Copy] = []
-        for node in nodes:
-            slot = node.extra[group - 1] if group else node
-            if not slot.lock:
-                copy = slot.device
-                if copy is not None and copy.prev is not None:
-                    from_device.append(copy)
-                copy = slot.host
-                if copy is not None and copy.prev is not None:
-                    from_host.append(copy)
+        slots: Sequence[Slot] = [node.extra[group - 1] for node in nodes] if group else nodes
+        idle = [slot for slot in slots if not slot.lock]
+        for slot in slots:
             slot.lock += 1
-        if from_device:
-            self.device_queue[group].remove_all(from_device)
-        if from_host:
-            self.host_queue[group].remove_all(from_host)
+        if not idle:
+            return
+        queued = [copy for slot in idle if (copy := slot.device) is not None and copy.prev is not None]
+        if queued:
+            self.device_queue[group].remove_all(queued)
+        if self.host[group].size:
+            queued = [copy for slot in idle if (copy := slot.host) is not None and copy.prev is not None]
+            if queued:
+                self.host_queue[group].remove_all(queued)
 
     def release(self, group: int, nodes: Sequence[Node]) -> None:
         """Undo one ``hold``. ``nodes`` run from the root down; the deepest becomes evictable first."""
-        now = self.now
-        to_device: list[Copy] = []
-        to_host: list[Copy] = []
-        for node in reversed(nodes):
-            slot = node.extra[group - 1] if group else node
+        slots: Sequence[Slot] = [node.extra[group - 1] for node in nodes] if group else nodes
+        for slot in slots:
             slot.lock -= 1
-            if slot.lock:
-                continue
-            device, host = slot.device, slot.host
-            if device is not None and device.arriving is None:
-                device.since = now
-                to_device.append(device)
-            if host is not None:
-                if host.arriving is None:
-                    host.since = now
-                    to_host.append(host)
-            elif device is None:
-                self.tree.prune(node)
-        if to_device:
-            self.device_queue[group].add_all(to_device)
-        if to_host:
-            self.host_queue[group].add_all(to_host)
+        idle = [slot for slot in reversed(slots) if not slot.lock]
+        if not idle:
+            return
+        now = self.now
+        copies = [copy for slot in idle if (copy := slot.device) is not None and copy.arriving is None]
+        for copy in copies:
+            copy.since = now
+        self.device_queue[group].add_all(copies)
+        has_all = len(copies) == len(idle)
+        if self.host[group].size:
+            copies = [copy for slot in idle if (copy := slot.host) is not None and copy.arriving is None]
+            for copy in copies:
+                copy.since = now
+            self.host_queue[group].add_all(copies)
+        if not has_all:
+            for node in reversed(nodes):
+                slot = node.slot(group)
+                if slot.device is None and slot.host is None:
+                    self.tree.prune(node)
 
     def adopt(self, parent: Node, keys: Sequence[bytes], pages: Sequence[int]) -> list[Node]:
         """New pages in a row under ``parent``, which has no children: held once, on the device. One layer group only."""
+        run = self.tree.row(parent, keys)
         nodes: list[Node] = []
         for key, page in zip(keys, pages):
             node = Node(parent, key)
             node.lock = node.hits = 1
             node.device = Copy(node, page)
+            node.run = run
             parent.children = node
             nodes.append(node)
             parent = node
-        self.tree.num_nodes += len(nodes)
+        run.nodes += nodes
         return nodes
 
     def evict(self, group: int, count: int) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from forebay.engine.cache.interface import Int32Array
-from forebay.engine.cache.node import Node
+from forebay.engine.cache.node import Node, Run
 
 __all__ = ["PageTree", "token_bytes"]
 
@@ -37,7 +37,8 @@ class PageTree:
         node: Node | None = self.root
         path: list[Node] = []
         append = path.append
-        for start in range(0, max_pages * step, step):
+        start, end = 0, max_pages * step
+        while start < end:
             children = node.children  # type: ignore[union-attr]
             if children is None:
                 break
@@ -49,7 +50,15 @@ class PageTree:
                 node = children.get(data[start : start + step])  # type: ignore[union-attr]
                 if node is None:
                     break
-            append(node)
+            run = node.run
+            if run is not None and run.nodes[0] is node:
+                count = _pages_alike(run, data[start:end], step)
+                path += run.nodes[:count]
+                node = path[-1]
+                start += count * step
+            else:
+                append(node)
+                start += step
         return path
 
     def child(self, parent: Node, key: bytes) -> Node | None:
@@ -74,6 +83,15 @@ class PageTree:
         self.num_nodes += 1
         return node
 
+    def row(self, parent: Node, keys: Sequence[bytes]) -> Run:
+        """The run that new pages under ``parent``, which has no children, belong to. The caller adds the nodes to it."""
+        run = parent.run
+        if run is None or run.nodes[-1] is not parent:
+            run = Run(bytearray(), [])
+        run.data += b"".join(keys)
+        self.num_nodes += len(keys)
+        return run
+
     def prune(self, node: Node) -> None:
         """Remove ``node`` if it has neither copies nor children, then its parents for as long as that is true of them."""
         while node.children is None and not (
@@ -91,6 +109,11 @@ class PageTree:
                 if not siblings:
                     parent.children = None
             node.parent = None
+            run = node.run
+            if run is not None:
+                run.nodes.pop()
+                del run.data[-self.key_bytes :]
+                node.run = None
             self.num_nodes -= 1
             node = parent
 
@@ -102,3 +125,17 @@ class PageTree:
             found = [] if children is None else [children] if isinstance(children, Node) else list(children.values())
             yield from found
             pending.extend(found)
+
+
+def _pages_alike(run: Run, data: bytes, step: int) -> int:
+    """How many pages of ``run`` ``data`` begins with."""
+    low, high = 0, min(len(run.nodes), len(data) // step)
+    if run.data[: high * step] == data[: high * step]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if run.data[low * step : middle * step] == data[low * step : middle * step]:
+            low = middle
+        else:
+            high = middle
+    return low
