@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.operation.doctor import diagnose, read_text
+from forebay.operation.doctor import diagnose, read_file, read_text
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -197,3 +197,26 @@ def test_of_several_starts_in_one_file_the_last_counts() -> None:
     answer = diagnose([read_text(failed + good)])
     assert (answer.cause, answer.came_up) == (None, True)
     assert diagnose([read_text(good + failed.replace(" 10:", " 12:"))]).cause == "nccl_error"
+
+
+def test_a_log_in_utf_16_reads_like_the_plain_one(tmp_path: Path) -> None:
+    plain = DATA / "captures" / "sglang" / "fail_bad_flag.log"
+    other = tmp_path / "redirected.log"
+    other.write_bytes(plain.read_text().replace("\n", "\r\n").encode("utf-16"))
+    ours, theirs = diagnose([read_file(other)]), diagnose([read_file(plain)])
+    assert (
+        (ours.cause, ours.evidence[0].line)
+        == (theirs.cause, theirs.evidence[0].line)
+        == ("bad_flag", ours.evidence[0].line)
+    )
+
+
+@pytest.mark.parametrize("content", [b"", bytes(range(256)) * 400], ids=["empty", "binary"])
+def test_what_is_no_log_is_not_called_fine(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "what.log"
+    path.write_bytes(content)
+    answer = diagnose([read_file(path)])
+    assert answer.cause is None
+    assert answer.came_up is None
+    assert "no line of text to read in" in answer.meaning
+    assert "what.log" in answer.meaning

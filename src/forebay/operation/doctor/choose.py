@@ -62,7 +62,9 @@ def _answer(transcript: Transcript, life: Life, roots: list[Candidate], degraded
     if chosen is None and life.outcome is Outcome.FAILED:
         chosen = _unexplained(transcript, life)
     if chosen is None:
-        return Diagnosis(transcript.server, life.came_up, None, life.words, None, life.evidence)
+        return Diagnosis(
+            transcript.server, life.came_up, None, _nothing_read(transcript) or life.words, None, life.evidence
+        )
     return Diagnosis(
         server=chosen.server if transcript.server == "unknown" and chosen.server else transcript.server,
         came_up=_came_up(life, chosen, roots),
@@ -221,6 +223,14 @@ def _stopped(transcript: Transcript, life: Life) -> Candidate:
         "nothing is broken: start it again, and give it the time that loading takes",
         evidence,
     )
+
+
+def _nothing_read(transcript: Transcript) -> str | None:
+    """What to say where no line could be read, so that "nothing wrong" is not said of what is no log; else None."""
+    if transcript.entries or any(source.answered for source in transcript.sources):
+        return None
+    names = ", ".join(source.name for source in transcript.sources)
+    return f"There is no line of text to read in {names}: it is empty, or not a log. That says nothing of the server."
 
 
 def _unexplained(transcript: Transcript, life: Life) -> Candidate:

@@ -6,6 +6,7 @@ ones only if they speak of trouble, and a line that repeats (numbers aside) is k
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 from collections import deque
@@ -89,13 +90,16 @@ class SourceLog:
 
 
 def read_file(path: Path, *, name: str | None = None) -> SourceLog:
-    """Read one log file; a gzip file is read through.
+    """Read one log file; a gzip file is read through, and UTF-16 (what PowerShell redirects to) is understood.
 
     Raises:
         UsageError: it is not there, a folder, or not readable.
     """
     try:
         with path.open("rb") as stream:
+            if stream.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                lines = codecs.getreader("utf-16")(stream, errors="replace")
+                return _collect(enumerate((line.rstrip("\n").encode() for line in lines), 1), name or str(path))
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 with gzip.open(stream) as inner:
                     return _read(inner, name or str(path))
