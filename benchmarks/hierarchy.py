@@ -90,6 +90,12 @@ def flush(server: ps.Server, tier: str) -> None:
         response.read()
 
 
+def server_info(server: ps.Server) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{server.url}/server_info", timeout=60) as response:
+        info: dict[str, Any] = json.load(response)
+    return info
+
+
 def chat(args: argparse.Namespace, logs: Path, earlier: dict[str, Any]) -> dict[str, Any]:
     """Throughput with the host tier over without; the outputs must be the same tokens."""
     load = cl.ChatLoad(conversations=args.conversations, turns=args.turns, in_flight=args.in_flight)
@@ -229,17 +235,19 @@ def trace(args: argparse.Namespace, logs: Path, earlier: dict[str, Any]) -> dict
     if not path:
         sys.exit("hierarchy trace: set FOREBAY_TRACE to a trace file (one JSON object a line with hash_ids)")
     unit = bytes_per_token(args.model)
-    device_pages, host_pages = 2048, 8192
     report = dict(earlier)
     for in_flight in (1, 16):
         if args.only not in (None, str(in_flight)):
             continue
-        flags = pool_flags(unit * PAGE * device_pages, unit * PAGE * host_pages)
+        flags = pool_flags(unit * PAGE * 2048, unit * PAGE * 8192)
         server = ps.forebay(args.model, args.port, *flags, "--load", "always")
         try:
             ps.start(server, logs)
             flush(server, "device")
             flush(server, "host")
+            # Whole pages of what was asked for.
+            pools = server_info(server)["effective"]["pools"]
+            device_pages, host_pages = pools["device_pool_tokens"] // PAGE, pools["host_pool_tokens"] // PAGE
             report[f"{in_flight} in flight"] = asyncio.run(
                 replay_trace(server.url, Path(path), args.requests, in_flight, PAGE, device_pages, host_pages)
             )

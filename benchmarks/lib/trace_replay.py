@@ -36,8 +36,8 @@ class TierSimulation:
     """Least-recently-used by page, deepest first, write-through: what the device and host tiers must hold.
 
     A page is a prefix (its ids up to and including its own). A request touches its pages from the deepest to the first,
-    so a parent is always newer than its children and plain LRU order never drops a parent before them. Pages of the
-    running request are locked. The last page of a prompt is always computed (its last token must be), so a prompt of n
+    so a parent is always newer than its children and plain LRU order never drops a parent before them. What the
+    running request uses is locked. The last page of a prompt is always computed (its last token must be), so a prompt of n
     pages can hit at most n - 1.
     """
 
@@ -65,14 +65,15 @@ class TierSimulation:
         matched = hits["device"] + hits["host"]
         self._touch("device", keys[:matched])
         self._touch("host", keys[:matched])
-        locked = set(keys)
-        self._make_room("device", sum(k not in device for k in keys[:-1]) + 1, locked)
+        # Room for what is loaded and for what is computed. Held is the prefix found; the prompt's last page, which may be
+        # there and cannot be used, may go, and is dropped for the new one otherwise.
+        self._make_room("device", hits["host"] + len(keys) - matched, set(keys[:matched]))
         for key in keys:
             device[key] = None
         self._touch("device", keys)
         for key in keys:
             if key not in host:
-                self._make_room("host", 1, locked)
+                self._make_room("host", 1, set(keys))
                 host[key] = None
         self._touch("host", keys)
         return hits["device"], hits["host"]
