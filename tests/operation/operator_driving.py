@@ -193,6 +193,9 @@ def by_hand(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterat
     try:
         yield child
     finally:
+        child.terminate()  # what it shares in /dev/shm it unlinks itself, when it is let
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=5)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()

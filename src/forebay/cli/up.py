@@ -40,7 +40,9 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.option("--tp", type=click.IntRange(1), help="Ranks (tensor parallel).")
 @click.option("--context", type=click.IntRange(1), help="Longest request, in tokens.")
 @click.option(
-    "--host-cache", callback=_size, help="Host tier, in total over the ranks, with a unit: 16GB. auto: at most 1GB."
+    "--host-cache",
+    callback=_size,
+    help="Host tier, in total over the ranks, with a unit: 16GB. auto: at most 1GB, and twice the device pool.",
 )
 @click.option(
     "--device-cache", callback=_size, help="Device pool, with a unit: 512MiB (embedded: in total; vLLM: per rank)."

@@ -40,6 +40,7 @@ __all__ = ["BringUp", "UpOptions"]
 
 _MODEL_FLAGS = ("--model-path", "--model")
 _POLL_S = 0.03
+_LEAST_DEVICE_BYTES = 48_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,11 @@ class BringUp:
         """What was left to this machine to decide."""
         options = self._options
         if options.host_cache == "auto":
-            options = replace(options, host_cache=modest_host_cache(self._machine))
+            host = modest_host_cache(self._machine)
+            device = options.device_cache
+            if device is None and options.server in (None, "embedded"):
+                device = max(host // 2, _LEAST_DEVICE_BYTES)  # a host tier no larger than the device pool is useless
+            options = replace(options, host_cache=host, device_cache=device)
         if options.last_port is not None:
             port = first_free_port(self._machine, options.host, options.port, options.last_port)
             options = replace(options, port=port, last_port=None)
