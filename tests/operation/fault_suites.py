@@ -107,6 +107,7 @@ class Serving:
         before, began = cpu_s(pid), time.monotonic()
         time.sleep(5.0)
         share = (cpu_s(pid) - before) / (time.monotonic() - began)
+        print(f"{case.server}, supervisor: {share:.2%} of a core, {resident_bytes(pid) / 1e6:.0f} MB")
         assert share < 0.02
         assert resident_bytes(pid) < 80e6
 
