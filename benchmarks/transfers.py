@@ -69,11 +69,11 @@ def best_rates(calls: dict[str, Callable[[], None]], nbytes: int, seconds: float
 def native() -> CopyRuns | None:
     """The native library's copy, if there is a compiler (or a library already built)."""
     try:
-        from forebay.engine.runtime.kernels.native import load_library
+        from forebay.engine.runtime.kernels.native import best_copy, load_library
         from forebay.engine.runtime.native.build import build_library
 
         path = build_library()
-        return None if path is None else native_copy_runs(load_library(path).fb_copy_runs)
+        return None if path is None else native_copy_runs(best_copy(load_library(path)))
     except (ImportError, OSError):
         return None
 

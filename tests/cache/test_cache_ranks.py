@@ -149,7 +149,7 @@ def test_every_rank_gets_its_heads_back(spec: KVSpec, tp: int) -> None:
 def test_copying_by_address_moves_the_same_bytes() -> None:
     """The native library's way of being told what to copy, carried out by memmove."""
 
-    def fake_library(targets: int, sources: int, count: int, runs: int, nbytes: int, *_: int) -> None:
+    def fake_library(targets: int, sources: int, count: int, nbytes: int) -> None:
         pairs = [(ctypes.c_int64 * count).from_address(a) for a in (targets, sources)]
         for to, source in zip(*pairs):
             ctypes.memmove(to, source, nbytes)

@@ -8,6 +8,7 @@ in ``wait``; nothing else in the cache would change.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,12 +46,12 @@ class Copier(Protocol):
 
 
 def native_copy_runs(function: Callable[..., object]) -> CopyRuns:
-    """The native library's ``fb_copy_runs`` (a ctypes function, which releases the lock) as a CopyRuns."""
+    """The native library's ``fb_copy_runs`` (through ctypes, which releases the lock) as a CopyRuns."""
 
     def copy(targets: Int64Array, sources: Int64Array, nbytes: int) -> None:
         assert targets.flags.c_contiguous, "addresses must lie side by side"
         assert sources.flags.c_contiguous, "addresses must lie side by side"
-        function(targets.ctypes.data, sources.ctypes.data, targets.size, 1, nbytes, 0, 0)
+        function(targets.ctypes.data, sources.ctypes.data, targets.size, nbytes)
 
     return copy
 
@@ -98,18 +99,33 @@ class _Alike:
         self.device_stride = runs[0].device.strides[0]
         self.host_stride = runs[0].host.strides[0]
 
-    def addresses(self, piece: Piece) -> tuple[Int64Array, Int64Array]:
+    def addresses(self, pages: _Pages) -> tuple[Int64Array, Int64Array]:
         """(device, host) of every run of every page, a page's after each other."""
-        device = np.array(piece.device_pages, dtype=np.int64)[:, None] * self.device_stride + self.device_bases
-        host = np.array(piece.host_pages, dtype=np.int64)[:, None] * self.host_stride + self.host_bases
+        device = pages.device * self.device_stride + self.device_bases
+        host = pages.host * self.host_stride + self.host_bases
         return device.reshape(-1), host.reshape(-1)
+
+
+class _Pages(threading.local):
+    """The page numbers of the piece that this thread copies, as columns: the same for each of its layers."""
+
+    piece: Piece | None = None
+    device: Int64Array
+    host: Int64Array
+
+    def take(self, piece: Piece) -> None:
+        if piece is not self.piece:
+            self.piece = piece
+            self.device = np.array(piece.device_pages, dtype=np.int64)[:, None]
+            self.host = np.array(piece.host_pages, dtype=np.int64)[:, None]
 
 
 class _Runs:
     """The runs of one layer (or of a whole page), to be copied either way."""
 
-    def __init__(self, runs: list[_Run], copy_runs: CopyRuns | None) -> None:
+    def __init__(self, runs: list[_Run], copy_runs: CopyRuns | None, pages: _Pages) -> None:
         self._runs = runs
+        self._pages = pages
         self._copy_runs = copy_runs
         self._page_bytes = sum(int(run.device.shape[1]) for run in runs)
         lengths = {run.device.shape[1] for run in runs}
@@ -118,8 +134,9 @@ class _Runs:
     def copy(self, piece: Piece, *, to_host: bool) -> int:
         """Move the piece's pages; returns bytes."""
         if self._copy_runs is not None:
+            self._pages.take(piece)
             for alike in self._alike:
-                device, host = alike.addresses(piece)
+                device, host = alike.addresses(self._pages)
                 self._copy_runs(host if to_host else device, device if to_host else host, alike.nbytes)
         else:
             device_rows, host_rows = list(piece.device_pages), list(piece.host_pages)
@@ -156,6 +173,7 @@ class CpuCopier:
         """By group, then by the model's layer."""
         self._backups: list[_Runs] = []
         """By group: what this rank writes, all layers."""
+        pages = _Pages()
         for group, layout in enumerate(group_layouts(spec, rank, tp)):
             layers: dict[int, list[_Run]] = {}
             for index, layer in enumerate(layout.layers):
@@ -166,9 +184,9 @@ class CpuCopier:
                     start = index * layout.layer_bytes + share.offset
                     host = region.pages(group)[:, start : start + share.nbytes]
                     layers[layer].append(_Run(device, host, share.writes))
-            self._loads.append({layer: _Runs(runs, copy_runs) for layer, runs in layers.items()})
+            self._loads.append({layer: _Runs(runs, copy_runs, pages) for layer, runs in layers.items()})
             written = [run for runs in layers.values() for run in runs if run.writes]
-            self._backups.append(_Runs(written, copy_runs))
+            self._backups.append(_Runs(written, copy_runs, pages))
 
     def back_up(self, piece: Piece) -> int:
         return self._backups[piece.group].copy(piece, to_host=True)

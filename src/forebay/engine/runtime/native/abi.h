@@ -5,7 +5,7 @@
 
 namespace forebay {
 
-constexpr int64_t ABI_VERSION = 4;
+constexpr int64_t ABI_VERSION = 5;
 
 enum Dtype : int64_t { BF16 = 0, FP32 = 1 };
 

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "abi.h"
+#include "copy.h"
 #include "pool.h"
 
 namespace forebay {
@@ -117,15 +118,12 @@ void fb_program(void* engine, const void* program, int64_t bytes) {
     }
 }
 
-// For each i: `runs` runs of run_bytes from sources[i] to targets[i], with their strides. Pages move between a device
-// pool (strided by layer and head) and a host page (one run) this way.
-void fb_copy_runs(const int64_t* targets, const int64_t* sources, int64_t count, int64_t runs, int64_t run_bytes,
-                  int64_t target_stride, int64_t source_stride) {
-    for (int64_t i = 0; i < count; i++) {
-        char* to = reinterpret_cast<char*>(targets[i]);
-        const char* from = reinterpret_cast<const char*>(sources[i]);
-        for (int64_t r = 0; r < runs; r++) memcpy(to + r * target_stride, from + r * source_stride, static_cast<size_t>(run_bytes));
-    }
+// The best way to copy runs on this machine, for fb_copy_runs; any smaller number is another way.
+int64_t fb_copy_way() { return best_copy_way(); }
+
+// For each i: run_bytes bytes from sources[i] to targets[i]: a page's share of each layer and part, one after the other.
+void fb_copy_runs(int64_t way, const int64_t* targets, const int64_t* sources, int64_t count, int64_t run_bytes) {
+    copy_runs(way, targets, sources, count, run_bytes);
 }
 
 }  // extern "C"
