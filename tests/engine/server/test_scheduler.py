@@ -222,6 +222,17 @@ def test_the_budget_follows_measured_step_times() -> None:
     assert budget.prefill_tokens(8) == 32
 
 
+def test_a_step_beside_decoding_sequences_grows_with_what_is_pending() -> None:
+    budget = StepBudget(chunk_size=2048, target_s=0.1)
+    for _ in range(50):
+        budget.measured(8, 0, 0.02)
+        budget.measured(0, 512, 0.512)
+    # A quarter of what is pending, the decoding's time off it: at least the target, at most a second.
+    assert budget.prefill_tokens(8, 100) == 80
+    assert budget.prefill_tokens(8, 2048) == pytest.approx(512 - 20, abs=16)
+    assert budget.prefill_tokens(8, 100_000) == pytest.approx(1000 - 20, abs=16)
+
+
 def test_a_step_without_decoding_sequences_is_as_large_as_a_second_allows() -> None:
     budget = StepBudget(chunk_size=2048, target_s=0.1)
     assert budget.prefill_tokens(0) == 512

@@ -87,7 +87,9 @@ class Scheduler:
         self._cache.poll()
         if self._make_room():
             self._admit()
-        batch = plan_batch(self.running, self._budget.prefill_tokens(sum(s.is_decoding for s in self.running)))
+        decoding = sum(s.is_decoding for s in self.running)
+        pending = sum(s.remaining for s in self.running) - decoding
+        batch = plan_batch(self.running, self._budget.prefill_tokens(decoding, pending))
         if batch is None:
             return None
         started = time.perf_counter()
