@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -37,6 +38,8 @@ PAGE = 16
 
 def main() -> None:
     args = parse()
+    # The servers are stopped also when this is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs = Path(tempfile.mkdtemp(prefix="hierarchy-"))
     earlier = json.loads(Path(args.json).read_text()) if args.json and Path(args.json).exists() else {}
     parts = {"chat": chat, "first": first_token, "tax": tax, "trace": trace, "peers": peers}
