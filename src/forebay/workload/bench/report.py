@@ -157,7 +157,7 @@ def _time_plot(sides: Sequence[tuple[str, Result]]) -> str:
 
 def _latency_plot(sides: Sequence[tuple[str, Result]]) -> str:
     figure, axes = _figure(2)
-    from matplotlib.ticker import LogFormatter  # _figure has said what is missing, if it is
+    from matplotlib.ticker import FuncFormatter, LogFormatter  # _figure has said what is missing, if it is
 
     for axis, field, title in (
         (axes[0], "first_curve", "time to first token, ms"),
@@ -170,7 +170,7 @@ def _latency_plot(sides: Sequence[tuple[str, Result]]) -> str:
         for share in (0.5, 0.9, 0.99):
             axis.axhline(share, color="#5b6673", linewidth=0.5, linestyle=":")
         axis.set(xscale="log", xlabel=title, ylim=(0, 1.01))
-        axis.xaxis.set_major_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # not 1e-01
         axis.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
         axis.tick_params(axis="x", which="both", labelsize=8)
     if len(sides) > 1:

@@ -12,6 +12,15 @@ from typing import TextIO
 
 __all__ = ["Progress", "Tally"]
 
+_SAID = {  # events in words, for people
+    "server_in": "server ready: {server}",
+    "server_out": "server away: {server} ({detail})",
+    "continuing": "continuing: {finished:,} of {rows:,} rows are finished",
+    "draining": "draining: {in_flight} in flight; {hint}",
+    "journal_repaired": "journal repaired: {torn_bytes} bytes of a torn end cut off, {damaged_lines} damaged lines skipped",
+    "rows_gone_from_input": "{rows:,} rows in the journal are no longer in the input; they are left out",
+}
+
 
 @dataclass(slots=True)
 class Tally:
@@ -56,8 +65,11 @@ class Progress:
         if self._json:
             self._write(json.dumps({"schema": 1, "event": name, "time_s": round(time.time(), 3), **fields}) + "\n")
             return
-        detail = " ".join(f"{key}={value}" for key, value in fields.items() if value not in ("", None))
-        self._write(("\r\x1b[K" if self._live else "") + f"{name.replace('_', ' ')}: {detail}\n")
+        if name in _SAID:
+            text = _SAID[name].format(**fields)
+        else:
+            text = name.replace("_", " ") + "".join(f" {key}={value}" for key, value in fields.items())
+        self._write(("\r\x1b[K" if self._live else "") + text + "\n")
 
     def show(self, tally: Tally, limits: dict[str, int], errors: Counter[str], *, now: bool = False) -> None:
         """The state of the run; printed when it is time, or ``now``. Counts are of rows that are durable."""
