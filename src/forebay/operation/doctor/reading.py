@@ -6,8 +6,8 @@ ones only if they speak of trouble, and a line that repeats (numbers aside) is k
 
 from __future__ import annotations
 
-import codecs
 import gzip
+import io
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -98,7 +98,7 @@ def read_file(path: Path, *, name: str | None = None) -> SourceLog:
     try:
         with path.open("rb") as stream:
             if stream.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                lines = codecs.getreader("utf-16")(stream, errors="replace")
+                lines = io.TextIOWrapper(stream, "utf-16", errors="replace", newline="\n")
                 return _collect(enumerate((line.rstrip("\n").encode() for line in lines), 1), name or str(path))
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 with gzip.open(stream) as inner:
