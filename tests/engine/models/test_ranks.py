@@ -13,7 +13,9 @@ import torch
 from driving import GREEDY, Ranks, seq, table_for
 from tiny_models import make_tiny
 
-from forebay.engine.runtime.comm import CommAbortedError, SharedMemoryComm, shared_buffer
+from forebay.engine.runtime.comm import CommAbortedError, KernelComm, SharedMemoryComm, shared_buffer
+from forebay.engine.runtime.kernels import load_backend
+from forebay.engine.runtime.kernels.native import NativeBackend
 from forebay.engine.runtime.step import StepBatch
 
 pytestmark = pytest.mark.engine
@@ -47,6 +49,39 @@ def test_sums_are_in_rank_order_and_alike_on_all_ranks(size: int, dtype: torch.d
 
     for outs in on_ranks(size, work):
         assert all(torch.equal(out, expected.to(dtype)) for out in outs)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_library_exchanges_the_same_bits(size: int, dtype: torch.dtype) -> None:
+    """In turn with the other way over the same memory; tensors larger than a slot; a vocabulary that does not divide."""
+    parts = [torch.randn(7, 500, generator=torch.Generator().manual_seed(r)) * 10**r for r in range(size)]
+    columns = 500 * size - 3
+
+    def work(comm: SharedMemoryComm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        kernels = KernelComm(comm, native_backend())
+        part = parts[comm.rank]
+        ours, theirs = torch.empty(7, 500, dtype=dtype), torch.empty(7, 500, dtype=dtype)
+        whole = torch.zeros(7, columns) if comm.rank == 0 else None
+        for _ in range(5):
+            kernels.all_reduce(part, ours)
+            comm.all_reduce(part, theirs)
+        last = comm.rank == size - 1
+        kernels.gather_columns(part[:, :-3].contiguous() if last else part, 500, whole)
+        return ours, theirs, whole
+
+    results = on_ranks(size, work)
+    for ours, theirs, _ in results:
+        assert torch.equal(ours, theirs)
+        assert torch.equal(ours, results[0][0])
+    assert torch.equal(results[0][2], torch.cat(parts, dim=1)[:, :columns])
+
+
+def native_backend() -> NativeBackend:
+    backend = load_backend("auto", threads=1)
+    if not isinstance(backend, NativeBackend):
+        pytest.skip("no C++ compiler")
+    return backend
 
 
 def test_everyone_gathers_everyones_part_in_rank_order() -> None:

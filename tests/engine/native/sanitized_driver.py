@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from forebay.engine.runtime.comm import KernelComm, SharedMemoryComm, shared_buffer
 from forebay.engine.runtime.kernels.interface import AttentionBatch
 from forebay.engine.runtime.kernels.native import NativeBackend, load_library, variants_of
 
@@ -44,8 +45,17 @@ def run(backend: NativeBackend, dtype: torch.dtype) -> None:
     table = torch.randn(300, 21).to(dtype)
     packed = backend.pack_rows(None, (300, 21), lambda first, last: {"weight": table[first:last]})
     backend.embed(packed, torch.full((9,), 299, dtype=torch.int32), out)
+    backend.embed_part(packed, torch.full((9,), 299, dtype=torch.int32), (0, 300), torch.empty(9, 21))
+    ranks(backend, dtype)
     backend.combine(out, torch.zeros(5, 2, dtype=torch.int64) + 8, torch.rand(5, 2), torch.empty(5, 21))
     backend.argmax(torch.randn(3, 37), torch.empty(3, dtype=torch.int64))
+
+
+def ranks(backend: NativeBackend, dtype: torch.dtype) -> None:
+    """One rank's ends of the exchanges: nobody to wait for."""
+    comm = KernelComm(SharedMemoryComm(0, 1, shared_buffer(1, slot_bytes=4096)), backend)
+    comm.all_reduce(torch.randn(3, 1000), torch.empty(3, 1000, dtype=dtype))
+    comm.gather_columns(torch.randn(5, 300), 301, torch.empty(5, 300))
 
 
 def attention(backend: NativeBackend, dtype: torch.dtype) -> None:

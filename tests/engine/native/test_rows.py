@@ -100,6 +100,11 @@ def test_latent_store_and_embed_are_copies(native: NativeBackend, dtype: torch.d
     out.zero_()
     native.embed(native.pack_linear(table), tokens, out)  # a table that is the output matrix too
     assert torch.equal(out, table[tokens.long()])
+    parts, expected = torch.empty(300, 33), torch.empty(300, 33)
+    for share in (table[20:], native.pack_linear(table[20:])):  # a rank that has the last thirty of fifty
+        native.embed_part(share, tokens, (20, 50), parts)
+        TORCH.embed_part(table[20:], tokens, (20, 50), expected)
+        assert torch.equal(parts, expected)
 
 
 @pytest.mark.parametrize("width", [1, 40, 2048])

@@ -125,13 +125,8 @@ class Embedding:
         if self._comm.size == 1:
             self._backend.embed(table, tokens, out)
         else:
-            mine = (tokens >= self.first) & (tokens < self.last)
-            ours = tokens[mine] - self.first
-            rows = out.new_empty(len(ours), out.shape[1])
-            self._backend.embed(table, ours, rows)
             partial = views[self._partial]
-            partial.zero_()
-            partial[mine] = rows.float()
+            self._backend.embed_part(table, tokens, (self.first, self.last), partial)
             self._comm.all_reduce(partial, out)
         if self._scale is not None:
             out.mul_(self._scale)
@@ -148,6 +143,7 @@ class Head:
         self._backend = build.backend
         self._comm = comm
         self._logits = build.workspace.register("logits", (last - first,), torch.float32)
+        self._all = build.workspace.register("all_logits", (vocab_size,), torch.float32)
 
     def __call__(self, x: torch.Tensor, views: Views) -> torch.Tensor:
         """Logits (S, vocabulary) of x (S, H); on other ranks than 0 only this rank's part."""
@@ -155,8 +151,6 @@ class Head:
         self._backend.linear(x, self.linear, logits)
         if self._comm.size == 1:
             return logits
-        each = -(-self.vocab_size // self._comm.size)
-        if logits.shape[1] < each:
-            logits = torch.nn.functional.pad(logits, (0, each - logits.shape[1]), value=float("-inf"))
-        parts = self._comm.all_gather(logits.contiguous())
-        return torch.cat(parts, dim=1)[:, : self.vocab_size] if self._comm.rank == 0 else logits
+        together = views[self._all] if self._comm.rank == 0 else None
+        self._comm.gather_columns(logits, -(-self.vocab_size // self._comm.size), together)
+        return logits if together is None else together

@@ -11,12 +11,18 @@ import os
 import threading
 import time
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-__all__ = ["Comm", "CommAbortedError", "GlooComm", "SharedMemoryComm", "SingleRank", "shared_buffer"]
+if TYPE_CHECKING:
+    from forebay.engine.runtime.kernels.interface import KernelBackend
+    from forebay.engine.runtime.kernels.native import NativeBackend
+
+__all__ = [
+    "Comm", "CommAbortedError", "GlooComm", "KernelComm", "SharedMemoryComm", "SingleRank", "shared_buffer", "with_kernels",
+]  # fmt: skip
 
 _LINE = 64
 """Bytes of a cache line: each rank's counter has its own."""
@@ -42,11 +48,18 @@ class Comm(Protocol):
     def all_reduce(self, partial: torch.Tensor, out: torch.Tensor) -> None:
         """out = the ranks' ``partial`` (fp32) summed in rank order, rounded once to ``out``'s dtype; same bits everywhere."""
 
+    def gather_columns(self, part: torch.Tensor, each: int, out: torch.Tensor | None) -> None:
+        """out (M, N) = the ranks' ``part``s side by side, rank r's at column r * ``each``; only ranks that want it give an
+        ``out``. A part (M, n) has ``each`` columns, or fewer where N ends."""
+
     def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's ``part`` (equal shapes and dtypes), in rank order."""
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Overwrite ``tensor`` with ``source``'s."""
+
+    def check(self) -> None:
+        """Raise CommAbortedError if the group has been ended; what was exchanged meanwhile is void."""
 
 
 class SingleRank:
@@ -58,10 +71,17 @@ class SingleRank:
     def all_reduce(self, partial: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(partial)
 
+    def gather_columns(self, part: torch.Tensor, each: int, out: torch.Tensor | None) -> None:
+        if out is not None:
+            out.copy_(part)
+
     def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         return [part]
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        return None
+
+    def check(self) -> None:
         return None
 
 
@@ -100,7 +120,8 @@ class SharedMemoryComm:
         self._aborted = words[size * per_line :]
         data = np.frombuffer(self._memory, dtype=np.uint8, offset=header).reshape(2, size, self._slot_bytes)
         self._slots = [[torch.from_numpy(data[half, r]) for r in range(size)] for half in range(2)]
-        self._number = 0
+        self._address = words.ctypes.data
+        self._header_bytes = header
         self._fence = threading.Lock()
 
     def all_reduce(self, partial: torch.Tensor, out: torch.Tensor) -> None:
@@ -127,18 +148,30 @@ class SharedMemoryComm:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         tensor.copy_(self.all_gather(tensor)[source])
 
+    def gather_columns(self, part: torch.Tensor, each: int, out: torch.Tensor | None) -> None:
+        _gather_columns(self, part, each, out)
+
+    def check(self) -> None:
+        if self._aborted[0]:
+            raise CommAbortedError(f"rank {self.rank}: the group of ranks was ended")
+
+    @property
+    def view(self) -> tuple[int, int, int, int, int]:
+        """What the native library is told of this memory (native/abi.h, RanksView)."""
+        return self._address, self.rank, self.size, self._header_bytes, self._slot_bytes
+
     def abort(self) -> None:
         """End the group: whoever waits, now or later, gets CommAbortedError. May be called from any thread."""
         self._aborted[0] = 1
 
     def _exchange(self, piece: torch.Tensor) -> list[torch.Tensor]:
         """Hand over ``piece`` (uint8); every rank's slot of this exchange, ready to be read until the next but one."""
-        self._number += 1
-        slots = self._slots[self._number % 2]
+        number = int(self._counters[self.rank]) + 1
+        slots = self._slots[number % 2]
         slots[self.rank][: piece.numel()] = piece
         with self._fence:  # the part is visible before the counter, on processors that reorder stores too
-            self._counters[self.rank] = self._number
-        self._wait(self._number)
+            self._counters[self.rank] = number
+        self._wait(number)
         return slots
 
     def _wait(self, number: int) -> None:
@@ -147,13 +180,60 @@ class SharedMemoryComm:
             return
         began = time.perf_counter()
         while counters.min() < number:
-            if self._aborted[0]:
-                raise CommAbortedError(f"rank {self.rank}: the group of ranks was ended")
+            self.check()
             waited = time.perf_counter() - began
             if waited > _DOZE_S:
                 time.sleep(200e-6)
             elif waited > _SPIN_S:
                 time.sleep(0)
+
+
+class KernelComm:
+    """``SharedMemoryComm`` with its frequent operations done by the kernel library, so that a recorded step has them too.
+
+    Args:
+        shared: the ranks' memory; both may be used in turn.
+        backend: the library.
+    """
+
+    def __init__(self, shared: SharedMemoryComm, backend: NativeBackend) -> None:
+        self.rank, self.size = shared.rank, shared.size
+        self._shared, self._backend, self._view = shared, backend, shared.view
+
+    def all_reduce(self, partial: torch.Tensor, out: torch.Tensor) -> None:
+        self._backend.all_reduce(self._view, partial, out)
+        self._shared.check()
+
+    def gather_columns(self, part: torch.Tensor, each: int, out: torch.Tensor | None) -> None:
+        self._backend.gather_columns(self._view, part, each, out)
+        self._shared.check()
+
+    def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        return self._shared.all_gather(part)
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        self._shared.broadcast(tensor, source)
+
+    def check(self) -> None:
+        self._shared.check()
+
+
+def with_kernels(comm: Comm, backend: KernelBackend) -> Comm:
+    """``comm``, its operations done by the native library where both can."""
+    from forebay.engine.runtime.kernels.native import NativeBackend
+
+    if isinstance(comm, SharedMemoryComm) and isinstance(backend, NativeBackend):
+        return KernelComm(comm, backend)
+    return comm
+
+
+def _gather_columns(comm: Comm, part: torch.Tensor, each: int, out: torch.Tensor | None) -> None:
+    """``Comm.gather_columns`` by ``all_gather``."""
+    padded = part.new_zeros(part.shape[0], each)
+    padded[:, : part.shape[1]] = part
+    parts = comm.all_gather(padded)
+    if out is not None:
+        out.copy_(torch.cat(parts, dim=1)[:, : out.shape[1]])
 
 
 class GlooComm:
@@ -187,6 +267,12 @@ class GlooComm:
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         torch.distributed.broadcast(tensor, source)
+
+    def gather_columns(self, part: torch.Tensor, each: int, out: torch.Tensor | None) -> None:
+        _gather_columns(self, part, each, out)
+
+    def check(self) -> None:
+        return None  # an exchange raises by itself
 
     def close(self) -> None:
         """Leave the group."""

@@ -17,7 +17,7 @@ from forebay.engine.models.decoder import Model
 from forebay.engine.models.parts import Build
 from forebay.engine.models.registry import Architecture, architecture_of, text_config
 from forebay.engine.runtime.checkpoint import Checkpoint, Progress, read_config
-from forebay.engine.runtime.comm import Comm, SingleRank
+from forebay.engine.runtime.comm import Comm, SingleRank, with_kernels
 from forebay.engine.runtime.kernels.interface import KernelBackend
 from forebay.engine.runtime.quant import check_quantization
 from forebay.engine.runtime.weights import Weights
@@ -115,7 +115,7 @@ def load(
     Raises:
         UsageError: a missing, truncated or corrupt file, or a tensor that is missing or has another shape.
     """
-    comm = comm or SingleRank()
+    comm = with_kernels(comm or SingleRank(), backend)
     checkpoint = Checkpoint.open(inspected.folder)
     weights = Weights(
         checkpoint,

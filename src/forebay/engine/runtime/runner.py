@@ -11,7 +11,7 @@ import torch
 from forebay.engine.models.parts import GateFailed, Step
 from forebay.engine.runtime.batch_layout import BatchLayout, LaidOut
 from forebay.engine.runtime.checkpoint import Progress
-from forebay.engine.runtime.comm import Comm
+from forebay.engine.runtime.comm import Comm, KernelComm
 from forebay.engine.runtime.decode import DecodePrograms, recorder_of
 from forebay.engine.runtime.device_pool import DevicePool
 from forebay.engine.runtime.kernels.interface import KernelBackend
@@ -53,7 +53,8 @@ class ModelRunner:
         self._comm = loaded.comm
         self._workspace = loaded.workspace
         self._layout = BatchLayout(len(self.spec.groups), page_size, self.context_length, max_seqs)
-        recorder = recorder_of(loaded.backend) if loaded.comm.size == 1 and loaded.model.replayable else None
+        whole = loaded.comm.size == 1 or isinstance(loaded.comm, KernelComm)  # every operation is the back end's
+        recorder = recorder_of(loaded.backend) if whole and loaded.model.replayable else None
         self._programs = None if recorder is None else DecodePrograms(recorder, self._generation)
 
         self._argmax: Callable[[torch.Tensor, torch.Tensor], None] | None = None
@@ -98,6 +99,7 @@ class ModelRunner:
 
         if self._programs is not None and step.wait is None and laid.rows == seqs and laid.last_rows is None:
             chosen: torch.Tensor = self._programs.run((seqs, greedy), forward)
+            self._comm.check()
             return chosen
         try:
             return forward()

@@ -101,6 +101,11 @@ class KernelBackend(Protocol):
         Experts with no rows are not touched. rows int32 (R,), expert_start int32 (E + 1,), out (R, N).
         """
 
+    def embed_part(
+        self, table: torch.Tensor | PackedLinear, tokens: torch.Tensor, rows: tuple[int, int], out: torch.Tensor
+    ) -> None:
+        """As ``embed``, where the table has only the vocabulary's rows [a, b): out fp32, zeros for all other tokens."""
+
     def combine(self, rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         """out[m] = sum over j, in order, of weights[m, j] * rows[place[m, j]]: what the experts made of each row, together.
 

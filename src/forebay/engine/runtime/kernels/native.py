@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -19,7 +18,7 @@ from forebay.engine.runtime.kernels.interface import AttentionBatch, PackedLinea
 from forebay.engine.runtime.kernels.packing import NativeLinear, WeightPacker
 from forebay.engine.runtime.native.build import BuildError, build_library
 
-__all__ = ["NativeBackend", "NativeLinear", "best_copy", "load_library", "open_native", "variants", "variants_of"]
+__all__ = ["NativeBackend", "NativeLinear", "load_library", "open_native", "variants", "variants_of"]
 
 _ABI_VERSION = 5
 _SPIN_US = 200
@@ -40,8 +39,12 @@ _SPIN_US = 200
     _GATED_LINEAR,
     _EMBED_PACKED,
     _COMBINE,
-) = range(14)
+    _EMBED_PART,
+    _ALL_REDUCE,
+    _GATHER_COLUMNS,
+) = range(17)
 
+RanksView = tuple[int, int, int, int, int]
 _DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 _PROGRAM_HEAD = Struct("<2q")
 _linear_args = Struct("<8q").pack
@@ -49,6 +52,9 @@ _grouped_args = Struct("<10q").pack
 _embed_args = Struct("<6q").pack
 _embed_packed_args = Struct("<5q").pack
 _combine_args = Struct("<8q").pack
+_embed_part_args = Struct("<9q").pack
+_all_reduce_args = Struct("<9q").pack
+_gather_columns_args = Struct("<11q").pack
 _rms_norm_args = Struct("<7qd3q").pack
 _add_rms_norm_args = Struct("<6qdq").pack
 _rope_args = Struct("<20q").pack
@@ -71,15 +77,8 @@ def load_library(path: Path) -> ctypes.CDLL:
     lib.fb_call.restype = None
     lib.fb_program.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64]
     lib.fb_program.restype = None
-    lib.fb_copy_way.restype = ctypes.c_int64
-    lib.fb_copy_runs.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    lib.fb_copy_runs.restype = None
+    lib.fb_copy_runs.argtypes, lib.fb_copy_runs.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 5, None
     return lib
-
-
-def best_copy(lib: ctypes.CDLL) -> Callable[[int, int, int, int], object]:
-    """``fb_copy_runs`` (addresses of targets and of sources, how many, bytes each) the best way of this machine."""
-    return partial(lib.fb_copy_runs, lib.fb_copy_way())
 
 
 def variants_of(lib: ctypes.CDLL) -> list[str]:
@@ -143,9 +142,9 @@ class NativeBackend:
             self._lib.fb_destroy(engine)
 
     @property
-    def copy_runs(self) -> Callable[[int, int, int, int], object]:
-        """The library's ``fb_copy_runs`` the best way of this machine, for the cache's transfers."""
-        return best_copy(self._lib)
+    def copy_runs(self) -> Any:
+        """The library's ``fb_copy_runs``, for the cache's transfers."""
+        return self._lib.fb_copy_runs
 
     def info(self) -> dict[str, Any]:
         return {"name": self.name, "variant": self.variant, "threads": self.threads, "library": str(self._path)}
@@ -305,6 +304,30 @@ class NativeBackend:
             _DTYPES[rows.dtype],
         )  # fmt: skip
         self._call(self._engine, _COMBINE, args)
+
+    def embed_part(
+        self, table: torch.Tensor | PackedLinear, tokens: torch.Tensor, rows: tuple[int, int], out: torch.Tensor
+    ) -> None:
+        if isinstance(table, NativeLinear):
+            source, dtype = (table.address, 0), table.dtype or out.dtype
+        else:
+            assert isinstance(table, torch.Tensor)
+            source, dtype = (0, table.data_ptr()), table.dtype
+        args = _embed_part_args(*source, tokens.data_ptr(), out.data_ptr(), *out.shape, *rows, _DTYPES[dtype])
+        self._call(self._engine, _EMBED_PART, args)
+
+    # Ranks (runtime/comm.py): a view is (address, rank, size, header bytes, slot bytes) of the memory they share
+
+    def all_reduce(self, view: RanksView, partial: torch.Tensor, out: torch.Tensor) -> None:
+        """See ``Comm.all_reduce``; both contiguous."""
+        args = _all_reduce_args(*view, partial.data_ptr(), out.data_ptr(), partial.numel(), _DTYPES[out.dtype])
+        self._call(self._engine, _ALL_REDUCE, args)
+
+    def gather_columns(self, view: RanksView, part: torch.Tensor, each: int, out: torch.Tensor | None) -> None:
+        """See ``Comm.gather_columns``; both contiguous."""
+        address, columns = (0, 0) if out is None else (out.data_ptr(), out.shape[1])
+        args = _gather_columns_args(*view, part.data_ptr(), address, *part.shape, each, columns)
+        self._call(self._engine, _GATHER_COLUMNS, args)
 
     def argmax(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out[i] = index of the first largest of x[i]; x fp32 (M, N), out int64 (M,)."""

@@ -112,6 +112,16 @@ class TorchBackend:
             if begin < end:
                 self.linear(x[rows[begin:end].long()], weight, out[begin:end])
 
+    def embed_part(
+        self, table: torch.Tensor | PackedLinear, tokens: torch.Tensor, rows: tuple[int, int], out: torch.Tensor
+    ) -> None:
+        if isinstance(table, DenseLinear):
+            table = table.weight
+        assert isinstance(table, torch.Tensor)
+        mine = (tokens >= rows[0]) & (tokens < rows[1])
+        out.zero_()
+        out[mine] = table[(tokens[mine] - rows[0]).long()].float()
+
     def combine(self, rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         out.zero_()
         for j in range(place.shape[1]):

@@ -41,6 +41,9 @@ enum Op : int64_t {
     OP_GATED_LINEAR,
     OP_EMBED_PACKED,
     OP_COMBINE,
+    OP_EMBED_PART,
+    OP_ALL_REDUCE,
+    OP_GATHER_COLUMNS,
     OP_COUNT
 };
 
@@ -92,6 +95,37 @@ struct CombineArgs {
     const float* weights;
     float* out;
     int64_t m, k, n, dtype;
+};
+
+// The token table's rows [first, last) are this rank's, plain or packed (one of table and weight is null); fp32 out.
+struct EmbedPartArgs {
+    const Weight* weight;
+    const void* table;
+    const int32_t* tokens;
+    float* out;
+    int64_t m, hidden, first, last, dtype;
+};
+
+// The memory that the ranks of one machine share.
+struct RanksView {
+    char* memory;
+    int64_t rank, size, header_bytes, slot_bytes;
+};
+
+// out (count values) = the ranks' partial sums, added in rank order.
+struct AllReduceArgs {
+    RanksView ranks;
+    const float* partial;
+    void* out;
+    int64_t count, out_dtype;
+};
+
+// out (m, columns) on the rank that has one = the ranks' parts (m, width <= each) side by side, `each` apart.
+struct GatherColumnsArgs {
+    RanksView ranks;
+    const float* part;
+    float* out;
+    int64_t m, width, each, columns;
 };
 
 struct RmsNormArgs {
