@@ -223,6 +223,14 @@ def test_heads_that_do_not_divide_are_refused_with_the_ranks_that_work() -> None
     assert "1, 3, 9" in made.problems[0].fix
 
 
+def test_on_a_cpu_sglang_pads_heads_that_do_not_divide() -> None:
+    """9 and 3 heads over two ranks become 12 and 4: two KV heads a rank (``configs/update_config.py``)."""
+    made = plan("smollm2", "sglang", "--device cpu --max-total-tokens 8192", tp=2)
+    assert made.fits
+    assert [w.code for w in made.warnings if "12 and 4" in w.message] == ["tp_not_divisible"]
+    assert made.kv_bytes_per_token_per_rank == 30 * 2 * 2 * 64 * 2
+
+
 def test_fp8_kv_halves_the_bytes_and_sparse_latents_keep_scales_and_their_rotary_key() -> None:
     assert plan("qwen3-32b", "sglang", kv_dtype="fp8_e4m3").kv_bytes_per_token == 64 * 2 * 8 * 128
     assert plan("deepseek-v3", "sglang", kv_dtype="fp8_e4m3").kv_bytes_per_token == 61 * 576

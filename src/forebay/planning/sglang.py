@@ -12,8 +12,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from forebay.causes import Cause
+from forebay.model.geometry import ModelGeometry
 from forebay.planning.device import GpuRoom, check_heads, check_window, gpu_room, put_requests
 from forebay.planning.host import gb, replication
 from forebay.planning.plan import DevicePlan, How, Plan
@@ -48,7 +50,10 @@ def plan_sglang(request: PlanRequest) -> Plan:
         request.tp, request.dp, request.pp, request.dp if dp_attention else 1, int(request.flags.get("nnodes", 1))
     )
     check_flags(sheet, request)
-    check_heads(sheet, geometry, layout.attention_tp)
+    if request.flags.get("device") == "cpu":
+        geometry = _padded_heads(sheet, geometry, layout.attention_tp)
+    else:
+        check_heads(sheet, geometry, layout.attention_tp)
     check_window(sheet, geometry, request.context)
     sparse = any(shape.index_dim for shape in geometry.layers)
     page = int(request.flags.get("page_size", _SPARSE_PAGE if sparse else 1))
@@ -97,6 +102,27 @@ def plan_sglang(request: PlanRequest) -> Plan:
         warnings=tuple(sheet.warnings),
         steps=tuple(sheet.steps),
     )
+
+
+def _padded_heads(sheet: Sheet, geometry: ModelGeometry, tp: int) -> ModelGeometry:
+    """On CPU SGLang adds KV heads until ``tp`` divides them, with the query heads that belong to them.
+
+    Source: ``configs/update_config.py``, ``adjust_config_with_unaligned_cpu_tp``.
+    """
+    if geometry.is_latent or (geometry.num_heads % tp == 0 and geometry.num_kv_heads % tp == 0):
+        return geometry
+    kv_heads = -(-geometry.num_kv_heads // tp) * tp
+    heads = kv_heads * (geometry.num_heads // geometry.num_kv_heads)
+    sheet.warn(
+        Cause.TP_NOT_DIVISIBLE,
+        f"{geometry.num_heads} attention heads and {geometry.num_kv_heads} KV heads over {tp} ranks: SGLang on CPU pads them to "
+        f"{heads} and {kv_heads}, and every token's KV grows with them",
+        "a --tp-size that divides both",
+    )
+    layers = tuple(
+        replace(shape, kv_heads=-(-shape.kv_heads // tp) * tp) if shape.kv_heads else shape for shape in geometry.layers
+    )
+    return replace(geometry, num_heads=heads, num_kv_heads=kv_heads, layers=layers)
 
 
 def _kv_dtype(request: PlanRequest, sparse: bool) -> str | None:
