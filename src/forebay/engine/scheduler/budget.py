@@ -22,10 +22,10 @@ _GRAIN = 16
 """Budgets are multiples of this, so that chunks end on page borders for the usual page sizes."""
 _ALONE_S = 1.0
 """How long a step may last that keeps no decoding sequence waiting."""
-_BACKLOG = 0.25
-"""Of the time that the pending prompts take, how much one step may, beside decoding sequences (at most ``_ALONE_S``)."""
 _ALONE_LEAST = 512
 """Prompt tokens such a step gets on however slow a model."""
+_BACKLOG = 0.25
+"""Of the time that the pending prompts take, how much one step may, beside decoding sequences (at most ``_ALONE_S``)."""
 
 
 class StepBudget:
