@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -18,7 +19,7 @@ from forebay.engine.runtime.kernels.interface import AttentionBatch, PackedLinea
 from forebay.engine.runtime.kernels.packing import NativeLinear, WeightPacker
 from forebay.engine.runtime.native.build import BuildError, build_library
 
-__all__ = ["NativeBackend", "NativeLinear", "load_library", "open_native", "variants", "variants_of"]
+__all__ = ["NativeBackend", "NativeLinear", "best_copy", "load_library", "open_native", "variants", "variants_of"]
 
 _ABI_VERSION = 5
 _SPIN_US = 200
@@ -77,8 +78,15 @@ def load_library(path: Path) -> ctypes.CDLL:
     lib.fb_call.restype = None
     lib.fb_program.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64]
     lib.fb_program.restype = None
-    lib.fb_copy_runs.argtypes, lib.fb_copy_runs.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 5, None
+    lib.fb_copy_way.restype = ctypes.c_int64
+    lib.fb_copy_runs.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    lib.fb_copy_runs.restype = None
     return lib
+
+
+def best_copy(lib: ctypes.CDLL) -> Callable[[int, int, int, int], object]:
+    """``fb_copy_runs`` (addresses of targets and of sources, how many, bytes each) the best way of this machine."""
+    return partial(lib.fb_copy_runs, lib.fb_copy_way())
 
 
 def variants_of(lib: ctypes.CDLL) -> list[str]:
@@ -142,9 +150,9 @@ class NativeBackend:
             self._lib.fb_destroy(engine)
 
     @property
-    def copy_runs(self) -> Any:
-        """The library's ``fb_copy_runs``, for the cache's transfers."""
-        return self._lib.fb_copy_runs
+    def copy_runs(self) -> Callable[[int, int, int, int], object]:
+        """The library's ``fb_copy_runs`` the best way of this machine, for the cache's transfers."""
+        return best_copy(self._lib)
 
     def info(self) -> dict[str, Any]:
         return {"name": self.name, "variant": self.variant, "threads": self.threads, "library": str(self._path)}
