@@ -33,7 +33,7 @@ def one_try(token_s: float, slower: float, rounds: int) -> dict[str, float | boo
             record = Path(folder) / "record.json"
             command = [sys.executable, "-m", "forebay.cli", "bench", "--compare", servers[0][1], servers[1][1]]
             command += ["--workload", "fixed", "--words", "--input-tokens", "64", "--output-tokens", "32"]
-            command += ["--concurrency", "16", "--sessions", "32", "--rounds", str(rounds), "--json", str(record)]
+            command += ["--concurrency", "16", "--sessions", "16", "--rounds", str(rounds), "--json", str(record)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             ratio: dict[str, float | bool] = json.loads(record.read_text())["ratios_b_over_a"]["output"]
     finally:
