@@ -259,7 +259,7 @@ _EXPERTS_ONLY = [
 """The ``ignore`` list that Kimi-K2.5 is published with, in effect: everything but the routed experts."""
 
 
-def quantize_tiny(folder: Path, scheme: str, *, experts_only: bool = False) -> Path:
+def quantize_tiny(folder: Path, scheme: str, *, experts_only: bool = False, also: tuple[str, ...] = ()) -> Path:
     """Rewrite a tiny checkpoint with quantized weights; ``text`` beside it keeps what they stand for, for the reference.
 
     Args:
@@ -267,13 +267,14 @@ def quantize_tiny(folder: Path, scheme: str, *, experts_only: bool = False) -> P
         scheme: ``int4`` (compressed-tensors pack-quantized, group 32), ``int8`` (compressed-tensors, a scale a channel), or ``fp8``
             (DeepSeek's, blocks of 128 x 128).
         experts_only: as Kimi-K2.5 does; otherwise all linears but the head and the routers.
+        also: tensors to quantize beyond those.
     """
     from safetensors.torch import load_file, save_file
 
     stored = load_file(folder / "model.safetensors")
     meant, packed = {}, {}
     for name, weight in stored.items():
-        if _is_quantized(name, weight, experts_only):
+        if name in also or _is_quantized(name, weight, experts_only):
             tensors, meant[name] = _QUANTIZERS[scheme](weight)
             module = name.removesuffix(".weight")
             packed.update({f"{module}.{suffix}": tensor for suffix, tensor in tensors.items()})

@@ -65,6 +65,21 @@ def test_an_fp8_block_is_never_cut_in_two(tmp_path: Path) -> None:
         Ranks(folder, 2, "torch")
 
 
+def test_a_quantized_head_is_the_head(tmp_path: Path, backend: KernelBackend) -> None:
+    folder = make_tiny("llama", tmp_path / "m", dtype=torch.float32)
+    quantize_tiny(folder, "int4", also=("lm_head.weight",))
+    tokens, reference = reference_run(folder, torch.float32)
+    ours = teacher_forced(runner_for(folder, backend), tokens, PROMPT, chunk=17)
+    torch.testing.assert_close(ours, reference, rtol=5e-4, atol=5e-4)
+
+
+def test_a_quantized_token_table_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny("llama", tmp_path / "m", dtype=torch.float32)
+    quantize_tiny(folder, "int8", also=("model.embed_tokens.weight",))
+    with pytest.raises(UsageError, match="embed_tokens is stored quantized"):
+        load(inspect(folder), TorchBackend())
+
+
 def test_only_packed_bytes_are_kept(tmp_path: Path) -> None:
     """INT4 experts take 4 bits a weight and 2 bytes a group of 32, and what is ignored stays as it was."""
     folder = make_tiny("kimi_k25", tmp_path / "m", dtype=torch.bfloat16)

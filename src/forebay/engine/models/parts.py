@@ -11,6 +11,7 @@ from forebay.engine.runtime.comm import Comm
 from forebay.engine.runtime.kernels.interface import AttentionBatch, KernelBackend, PackedLinear
 from forebay.engine.runtime.weights import LinearPart, Weights
 from forebay.engine.runtime.workspace import Views, Workspace
+from forebay.errors import UsageError
 from forebay.planning.kv_spec import LayerGroup
 
 __all__ = ["Build", "Embedding", "GateFailed", "Head", "RowLinear", "Step"]
@@ -109,7 +110,12 @@ class Embedding:
         self.first, self.last = vocabulary_shard(vocab_size, comm.rank, comm.size)
         self.packed: PackedLinear | None = None
         """The table as the output matrix, where it is that."""
-        if tied or not weights.has(f"{output}.weight"):
+        if weights.scheme(name) is not None:
+            raise UsageError(
+                f"{name} is stored quantized, which Forebay does not read for a token table",
+                fix="use a checkpoint whose embeddings are not quantized",
+            )
+        if tied or (not weights.has(f"{output}.weight") and weights.scheme(output) is None):
             self.packed = weights.linear([LinearPart(name, (self.first, self.last))])
             hidden = self.packed.in_features
         else:

@@ -169,9 +169,15 @@ class SharedMemoryComm:
         number = int(self._counters[self.rank]) + 1
         slots = self._slots[number % 2]
         slots[self.rank][: piece.numel()] = piece
-        with self._fence:  # the part is visible before the counter, on processors that reorder stores too
+        # Taking and leaving a lock twice orders what lies between: the part before the counter, and the others' counters
+        # before their parts, on processors that reorder these too.
+        with self._fence:
+            pass
+        with self._fence:
             self._counters[self.rank] = number
         self._wait(number)
+        with self._fence:
+            pass
         return slots
 
     def _wait(self, number: int) -> None:
