@@ -6,7 +6,7 @@ import re
 
 from forebay.servers.grammar.model import ErrorMark
 
-__all__ = ["ARGPARSE_ERROR", "BARE_EXCEPTION", "EXCEPTION", "TRACEBACK", "crossed", "progress"]
+__all__ = ["ARGPARSE_ERROR", "BARE_EXCEPTION", "EXCEPTION", "PROGRAM_FRAME", "TRACEBACK", "crossed", "progress"]
 
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):|: Traceback \(most recent call last\):$")
 EXCEPTION = re.compile(
@@ -14,6 +14,12 @@ EXCEPTION = re.compile(
     r"|Exception)(?:: (?P<message>.*)|:?$)"
 )
 """The last line of a traceback: a type and, after a colon, the first line of its message."""
+
+PROGRAM_FRAME = re.compile(
+    r'^ +File "(?:<frozen runpy>", line \d+, in _run_module_as_main|[^"]*(?:launch\w*\.py|/bin/\w+)", line \d+, in <module>)'
+)
+"""A traceback's first frame, where it is the program's own first: nothing caught the exception. (One that is caught and printed
+begins at the frame that caught it.)"""
 
 ARGPARSE_ERROR = re.compile(r"^[\w./ -]{1,80}: error: (?P<message>.+)")
 """argparse's last word, after its usage."""

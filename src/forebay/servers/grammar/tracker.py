@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from forebay.servers.grammar.common import BARE_EXCEPTION
+from forebay.servers.grammar.common import BARE_EXCEPTION, PROGRAM_FRAME, TRACEBACK
 from forebay.servers.grammar.embedded import EMBEDDED
 from forebay.servers.grammar.lines import LogLine, parse_segments
 from forebay.servers.grammar.model import ErrorMark, Grammar, Stage, StageEvent, StagePattern
@@ -36,6 +36,7 @@ class StageTracker:
         self._grammar = grammar_for(server)
         self._number = 0
         self._rank_stage: dict[int | None, Stage] = {}
+        self._traceback = self._uncaught = False
         self.stage = Stage.PREFLIGHT
         """The furthest stage that any rank has shown."""
         self.percent: float | None = None
@@ -62,7 +63,7 @@ class StageTracker:
 
     def feed_parsed(self, line: LogLine) -> StageEvent | None:
         """The same for a line already taken apart."""
-        mark = self._error_mark(line)
+        mark = self._uncaught_exception(line) or self._error_mark(line)
         if mark is not None:
             self.port_lost = self.port_lost or mark.binding
             event = self._event(line, self._rank_stage.get(line.rank, self.stage), None, error=True)
@@ -88,6 +89,19 @@ class StageTracker:
             self.doing = (match.groupdict().get("doing") or "").strip('"')
         self._rank_stage[line.rank] = pattern.stage
         return self._event(line, pattern.stage, percent, entered=entered, pattern=pattern, match=match)
+
+    def _uncaught_exception(self, line: LogLine) -> ErrorMark | None:
+        """The program's last words, said while it still takes its time to exit (SGLang: 1.7 s)."""
+        if line.dialect:
+            self._traceback = self._uncaught = False
+        elif TRACEBACK.match(line.text):
+            self._traceback, self._uncaught = True, False
+        elif self._traceback:
+            self._traceback, self._uncaught = False, bool(PROGRAM_FRAME.match(line.text))
+        elif self._uncaught and BARE_EXCEPTION.pattern.match(line.text):
+            self._uncaught = False
+            return BARE_EXCEPTION
+        return None
 
     def _error_mark(self, line: LogLine) -> ErrorMark | None:
         for mark in self._grammar.errors:
