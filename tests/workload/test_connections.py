@@ -154,7 +154,62 @@ async def test_nothing_listening_says_where() -> None:
     assert caught.value.kind is FailureKind.CONNECT
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://[::1:80", "http://höst:80"])
 def test_what_is_no_address_is_said_at_once(url: str) -> None:
     with pytest.raises(UsageError, match="not the address of a server"):
         Client(url)
+
+
+@pytest.mark.parametrize("key", ["secret\r", "sécret"])
+def test_a_key_that_no_header_can_carry_is_said_at_once_and_not_shown(key: str) -> None:
+    with pytest.raises(UsageError, match="Authorization") as caught:
+        Client("http://host:80", api_key=key)
+    assert "cret" not in str(caught.value)
+
+
+async def test_a_response_nobody_asked_for_answers_no_later_request() -> None:
+    async def handler(_number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _request(reader)
+        writer.write(_OK + b"HTTP/1.1 408 Late\r\nContent-Length: 2\r\n\r\n")
+        await _request(reader)
+        writer.write(b"no")
+
+    async with _serving(handler) as connections:
+        for _ in range(2):
+            assert (await connections.request("GET", "/x", None)).body == b"hi"
+
+
+async def test_pieces_come_after_an_informational_response_and_what_their_taker_raises_comes_out() -> None:
+    async def handler(_number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await _request(reader):
+            writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" + _OK)
+
+    def refuse(piece: bytes, _now: float) -> None:
+        raise LookupError(piece)
+
+    async with _serving(handler) as connections:
+        pieces: list[bytes] = []
+        await connections.request("GET", "/x", None, lambda piece, _now: pieces.append(piece))
+        assert pieces == [b"hi"]
+        with pytest.raises(LookupError):
+            await connections.request("GET", "/x", None, refuse)
+
+
+async def test_work_that_a_server_died_over_is_not_sent_again() -> None:
+    asked = 0
+
+    async def handler(_number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await _request(reader)
+        writer.write(_OK)
+        await _request(reader)
+        asked += 1
+        await asyncio.sleep(1.1)
+
+    async with _serving(handler) as connections:
+        await connections.request("GET", "/x", None)
+        await asyncio.sleep(0.6)
+        with pytest.raises(RequestFailure) as caught:
+            await connections.request("POST", "/x", b"{}")
+    assert caught.value.kind is FailureKind.BROKEN
+    assert asked == 1

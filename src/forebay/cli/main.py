@@ -68,13 +68,12 @@ def main() -> None:
         result = cli(standalone_mode=False)
     except ForebayError as error:
         sys.exit(_report(error))
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):  # click makes the first of the second
+        click.echo("forebay: interrupted", err=True)
         sys.exit(int(ExitCode.INTERRUPTED))
     except click.ClickException as error:
         error.show()
         sys.exit(int(ExitCode.USAGE))
-    except KeyboardInterrupt:
-        sys.exit(int(ExitCode.INTERRUPTED))
     sys.exit(result if isinstance(result, int) else 0)
 
 

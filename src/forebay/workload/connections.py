@@ -28,6 +28,7 @@ OnPiece = Callable[[bytes, float], None]
 _CONNECT_S = 10.0
 _LONGEST_IDLE_S = 60.0  # an idle connection older than this is not used again
 _STALE_S = 0.5  # one idle for so long may have been closed by the server at the moment it is used
+_NOTICED_S = 1.0  # that shows at once; a connection lost later is a server that died over the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +50,24 @@ class Connections:
     """
 
     def __init__(self, url: str, *, headers: Mapping[str, str], read_timeout_s: float) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise UsageError(f"{url!r} is not the address of a server", fix="http://HOST:PORT")
+            raise _no_address(url) from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
+            raise _no_address(url)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname
         self._port = port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
         fixed = {"Host": parts.netloc.rpartition("@")[2], "User-Agent": "forebay", "Accept": "*/*", **headers}
-        self._head = "".join(f"{name}: {value}\r\n" for name, value in fixed.items()).encode("latin-1")
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):  # not shown: it may be a key
+                raise UsageError(
+                    f"the {name} header cannot be sent", fix="is there a line end or a stray letter in the key?"
+                )
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in fixed.items()).encode("ascii")
         self._read_timeout_s = read_timeout_s
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
@@ -78,11 +84,13 @@ class Connections:
         data = self._encoded(method, path, body)
         connection = self._take_idle()
         if connection is not None:
-            stale = perf_counter() - connection.idle_since >= _STALE_S
+            sent = perf_counter()
+            stale = sent - connection.idle_since >= _STALE_S
             try:
                 return await self._exchange(connection, data, on_piece)
             except RequestFailure:
-                if not stale or connection.heard_anything or not connection.lost:
+                noticed = connection.lost and perf_counter() - sent < _NOTICED_S
+                if not stale or not noticed or connection.heard_anything:
                     raise
         return await self._exchange(await self._open(), data, on_piece)
 
@@ -215,10 +223,13 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            cause = error.__context__
-            if not isinstance(cause, RequestFailure):
-                cause = RequestFailure(FailureKind.BAD_ANSWER, f"not HTTP: {error}: {data[:60]!r}")
-            self.fail(cause)
+            raised = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
+            self.fail(raised or RequestFailure(FailureKind.BAD_ANSWER, f"not HTTP: {error}: {data[:60]!r}"))
+
+    def on_message_begin(self) -> None:
+        """httptools: a response begins; one that nobody asked for would be taken for the next request's."""
+        if self._reply is None:
+            self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: a header."""
@@ -230,8 +241,11 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """httptools: the body follows."""
+        status = self._parser.get_status_code()
+        if status < 200:  # the response itself comes after it
+            return
         self._in_body = True
-        if self._parser.get_status_code() != 200:
+        if status != 200:
             self._on_piece = None
 
     def on_body(self, piece: bytes) -> None:
@@ -255,6 +269,10 @@ class _Connection(asyncio.Protocol):
             reply.set_result(Reply(status, body, self._retry_after))
         if not self.usable:
             self.abort()
+
+
+def _no_address(url: str) -> UsageError:
+    return UsageError(f"{url!r} is not the address of a server", fix="http://HOST:PORT")
 
 
 def _connect_error(host: str, port: int, error: OSError) -> str:
