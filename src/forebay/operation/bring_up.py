@@ -147,7 +147,7 @@ class BringUp:
         launch, document = self._planned(plan, name, installation, gpus=len(gpus))
         flags = launch.argv
         host = flag_value(flags, "--host") or options.host
-        port = int(flag_value(flags, "--port") or options.port)
+        port = _port_of(flag_value(flags, "--port")) or options.port
         model = flag_value(flags, *_MODEL_FLAGS) or (
             flags[flags.index("serve") + 1] if "serve" in flags else options.model
         )
@@ -346,3 +346,9 @@ def _asked(options: UpOptions) -> dict[str, str]:
         if value is not None:
             asked[key] = str(value)
     return asked
+
+
+def _port_of(given: str | None) -> int | None:
+    if given is None or given.isdecimal():
+        return None if given is None else int(given)
+    raise UsageError(f"--port {given!r} is not a number", fix="a port from 1 to 65535")
