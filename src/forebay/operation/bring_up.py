@@ -349,6 +349,8 @@ def _asked(options: UpOptions) -> dict[str, str]:
 
 
 def _port_of(given: str | None) -> int | None:
-    if given is None or given.isdecimal():
-        return None if given is None else int(given)
-    raise UsageError(f"--port {given!r} is not a number", fix="a port from 1 to 65535")
+    if given is None:
+        return None
+    if not given.isdecimal():
+        raise UsageError(f"--port {given!r} is not a number", fix="a port from 1 to 65535")
+    return int(given)
