@@ -24,29 +24,11 @@ from typing import Any
 from urllib.request import urlopen
 
 from lib import peer_servers as ps
-
-_WORDS = [
-    "water",
-    "wheel",
-    "basin",
-    "river",
-    "stone",
-    "gate",
-    "level",
-    "flow",
-    "spring",
-    "turbine",
-    "channel",
-    "bank",
-    "reed",
-    "mill",
-    "pond",
-    "weir",
-]
+from null_server import WORDS
 
 
 def _text(chosen: random.Random, words: int) -> str:
-    return " ".join(chosen.choices(_WORDS, k=words))
+    return " ".join(chosen.choices(WORDS, k=words))
 
 
 def _write_rows(path: Path, rows: int, turns: int, words: int, seed: int) -> None:

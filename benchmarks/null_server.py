@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-_WORDS = [
+WORDS = [
     "water",
     "wheel",
     "basin",
@@ -44,7 +44,7 @@ _BLOCK_CHARS = 64  # characters of prompt in one cached block: 16 tokens of 4 ch
 def answer_text(messages: Any, tokens: int, seed: int | None = None) -> str:
     """The null model: ``tokens`` words drawn from a hash of the messages."""
     digest = hashlib.blake2b(json.dumps([messages, seed]).encode(), digest_size=32).digest()
-    words = [_WORDS[digest[i % 32] % len(_WORDS)] for i in range(max(tokens - 1, 0))]
+    words = [WORDS[digest[i % 32] % len(WORDS)] for i in range(max(tokens - 1, 0))]
     return " ".join([*words, digest[:4].hex()])
 
 

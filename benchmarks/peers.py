@@ -152,21 +152,21 @@ def restart_time(server: ps.Server, logs: Path) -> float:
 
 def ceilings_now(model: Path) -> dict[str, float]:
     """The roofline beside this round's figures, in a process of its own (its thread pool ends with it)."""
-    script = Path(__file__).parent / "lib" / "roofline.py"
-    command = [sys.executable, str(script), str(model), *map(str, PREFILLS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = run_lib("roofline.py", str(model), *map(str, PREFILLS))
     return found
 
 
 def transformers_rows(args: argparse.Namespace) -> dict[str, list[float]]:
-    script = Path(__file__).parent / "lib" / "transformers_peer.py"
-    command = [sys.executable, str(script), str(args.model), json.dumps([STREAMS, PREFILLS])]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
-    rows: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    rows: dict[str, list[float]] = run_lib("transformers_peer.py", str(args.model), json.dumps([STREAMS, PREFILLS]))
     return rows
+
+
+def run_lib(script: str, *arguments: str) -> Any:
+    """What a program of ``lib`` prints last, as JSON."""
+    command = [sys.executable, str(Path(__file__).parent / "lib" / script), *arguments]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def cpu_name() -> str:
