@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ import pytest
 
 from forebay.causes import Cause
 from forebay.engine.cache.host_limits import HostLimits, judge_host_pool, read_host_limits, require_host_pool
-from forebay.engine.cache.host_region import HostRegion
+from forebay.engine.cache.host_region import CONTROL_BYTES, HostRegion
 from forebay.errors import RefusedError
 from forebay.sizes import GB
 
@@ -63,6 +64,24 @@ def test_faulting_in_reports_progress_to_the_end() -> None:
     assert told[-1][:2] == (region.nbytes, region.nbytes)
     assert all(rate > 0 for _, _, rate in told)
     region.close()
+
+
+def test_huge_pages_are_used_where_the_kernel_gives_them() -> None:
+    region = HostRegion.create([9], [2**20 + 4096])
+    assert region.pages(0).ctypes.data % 2**21 == CONTROL_BYTES
+    region.fault_in()
+    mapped = sum(int(n) for n in re.findall(r"ShmemPmdMapped:\s+(\d+) kB", Path("/proc/self/smaps").read_text()))
+    assert (region.pages(0) == 0).all()
+    region.pages(0)[8, -1] = 5
+    twin = HostRegion.attach(region.path, [9], [2**20 + 4096])
+    assert twin.pages(0)[8, -1] == 5
+    with pytest.raises(ValueError, match="smaller"):
+        HostRegion.attach(region.path, [99], [2**20])
+    twin.close()
+    region.close()
+    if not mapped:
+        pytest.skip("this kernel gives shared memory no huge pages")
+    assert mapped >= 4 * 2048
 
 
 def test_another_process_sees_the_same_pages() -> None:

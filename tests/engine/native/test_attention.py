@@ -87,6 +87,37 @@ def test_chunks_pages_and_neighbours_never_change_a_bit(
         assert torch.equal(beside[:1], whole[first : first + 1])
 
 
+@settings(max_examples=12, deadline=None)
+@given(
+    dim=st.sampled_from([16, 40, 64]),
+    value_dim=st.sampled_from([16, 40, 64]),
+    heads=st.sampled_from([(3, 1), (2, 2), (14, 2)]),
+    page_size=st.sampled_from([3, 16, 64]),
+    window=st.one_of(st.none(), st.integers(1, 900)),
+    softcap=st.sampled_from([None, 20.0]),
+    tokens=st.integers(1, 2),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_few_rows_have_the_bits_of_many(
+    native: NativeBackend,
+    dim: int,
+    value_dim: int,
+    heads: tuple[int, int],
+    page_size: int,
+    window: int | None,
+    softcap: float | None,
+    tokens: int,
+    dtype: torch.dtype,
+) -> None:
+    length = 700
+    data = paged([length], *heads, dim, dtype, value_dim)
+    q = [random((length, heads[0], dim), dtype, 75)]
+    whole = attend(native, data, q, [(0, length)], 16, window, softcap)
+    for first in (0, 15, 62, 511, length - tokens):
+        end = first + tokens
+        assert torch.equal(attend(native, data, q, [(first, end)], page_size, window, softcap), whole[first:end])
+
+
 def test_queries_inside_a_wider_row_are_read_with_their_stride(native: NativeBackend, dtype: torch.dtype) -> None:
     data = paged([40], 4, 2, 32, dtype)
     batch, k_pool, v_pool = data.batch([(30, 40)], 16)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
+from forebay.engine.runtime.kernels.arena import huge_memory
 from forebay.planning.kv_spec import KVSpec
 
 __all__ = ["DevicePool"]
@@ -35,8 +37,7 @@ class DevicePool:
                         f"part {part.name} has {part.value_bytes}-byte values, {dtype} has {dtype.itemsize}"
                     )
             shapes = [(pages, part.heads_per_rank(tp), spec.page_size, part.dim) for part in group.parts]
-            # Zeroed, hence touched: a pool that does not fit fails here and not in the middle of a request.
-            self.tensors.append([tuple(torch.zeros(shape, dtype=dtype) for shape in shapes) for _ in group.layers])
+            self.tensors.append([tuple(_zeros(shape, dtype) for shape in shapes) for _ in group.layers])
 
     @property
     def nbytes(self) -> int:
@@ -52,3 +53,14 @@ class DevicePool:
     def page_stride(self, group: int, part: int) -> int:
         tensor = self.tensors[group][0][part]
         return tensor.stride(0) * tensor.element_size()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in huge pages: a sequence's pages lie all over the pool, and each would need its own entry in the TLB.
+
+    Touched: a pool that does not fit fails here and not in the middle of a request.
+    """
+    count = math.prod(shape)
+    if not count:
+        return torch.zeros(shape, dtype=dtype)
+    return huge_memory(count * dtype.itemsize).view(dtype).view(shape).zero_()

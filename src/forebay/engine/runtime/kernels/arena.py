@@ -1,4 +1,4 @@
-"""Memory for packed weights: private, in huge pages, and apart from the allocator's heap.
+"""Memory for packed weights and for the device pool: private, in huge pages, and apart from the allocator's heap.
 
 Loading alternates between what stays (packed weights) and what goes (what was read from files). In one heap the first
 would pin the holes that the second leaves: measured, a third of a small mixture's weights.
@@ -11,7 +11,7 @@ import mmap
 
 import torch
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "huge_memory"]
 
 _SLAB_BYTES = 64 << 20
 _LINE = 64
@@ -27,12 +27,13 @@ class Arena:
         """``nbytes`` bytes (uint8), aligned to cache lines, not yet touched."""
         room = -(-nbytes // _LINE) * _LINE
         if room > self._slab.numel():
-            self._slab = _mapped(max(room, _SLAB_BYTES))
+            self._slab = huge_memory(max(room, _SLAB_BYTES))
         piece, self._slab = self._slab[:nbytes], self._slab[room:]
         return piece
 
 
-def _mapped(nbytes: int) -> torch.Tensor:
+def huge_memory(nbytes: int) -> torch.Tensor:
+    """``nbytes`` bytes (uint8) of a mapping of its own, zero and not yet touched; in huge pages where the system has them."""
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):  # a hint: kernels without huge pages refuse it
         memory.madvise(mmap.MADV_HUGEPAGE)

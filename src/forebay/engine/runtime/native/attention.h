@@ -8,28 +8,14 @@
 #pragma once
 #include <vector>
 
-#include "abi.h"
-#include "matmul.h"
+#include "attention_few.h"
+#include "attention_shape.h"
 #include "pool.h"
-#include "scratch.h"
 #include "transpose.h"
 
 namespace FOREBAY_VARIANT {
 
-using forebay::AttentionArgs;
 using forebay::Pool;
-
-constexpr int64_t KEY_BLOCK = 64, KEY_CHUNK = 512;
-constexpr float MASKED = -3e38f;  // a score that is not seen
-constexpr float FLOOR = -1e30f;   // below every real maximum, above every masked score
-constexpr float LOG2E = 1.44269504f;
-
-struct AttentionTask {
-    int32_t seq, head;
-    int64_t row, rows;     // of the sequence's tokens x group rows
-    int64_t chunk, chunks; // key chunks this task sums
-    int64_t state;         // index of its saved state, -1: it writes the output itself
-};
 
 // Sums of the row tiles of a task, two tiles side by side: out[pair][value][32], one maximum and sum a lane.
 struct Sums {
@@ -66,14 +52,12 @@ inline void merge(Sums& into, const Sums& from) {
 }
 
 template <class T>
-class Attention {
+class Attention : public AttentionShape<T> {
 public:
-    explicit Attention(const AttentionArgs& args)
-        : a(args),
-          group(args.q_heads / args.kv_heads),
-          dim(round_up(args.dim, 32)),
-          values(round_up(args.v_dim, 16)),
-          factor(static_cast<float>(args.softcap > 0 ? 1.0 : args.scale) * LOG2E) {}
+    using Shape = AttentionShape<T>;
+    using Shape::a, Shape::group, Shape::dim, Shape::values, Shape::factor, Shape::first_seen, Shape::position,
+        Shape::query, Shape::queries_of;
+    explicit Attention(const AttentionArgs& args) : Shape(args), few(args) {}
 
     // Row tiles a task takes: enough to share the work on a block of keys, few enough to stay in the second cache level.
     int64_t tiles() const { return values <= 64 ? 16 : values <= 128 ? 8 : 4; }
@@ -81,8 +65,7 @@ public:
     void run(Pool& pool) {
         plan(pool.threads());
         if (tasks.empty()) return;
-        const int64_t pairs_max = tiles() / 2;
-        const int64_t floats = Sums::floats(pairs_max, values);
+        const int64_t floats = most(Sums::floats(tiles() / 2, values), RowSums::floats(values));
         struct Tag {};
         float* states = saved == 0 ? nullptr : scratch<Tag>().template get<float>(saved * floats);
         pool.parallel(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
@@ -90,32 +73,41 @@ public:
             const AttentionTask& task = tasks[i];
             struct TotalTag {};
             struct ChunkTag {};
-            const int64_t pairs = ceil_div(task.rows, 32);
             float* memory = task.state >= 0 ? states + task.state * floats : scratch<TotalTag>().template get<float>(floats);
-            Sums total(memory, pairs, values), chunk(scratch<ChunkTag>().template get<float>(floats), pairs, values);
-            const T* queries = pack_queries(task);
-            total.clear();
-            for (int64_t c = task.chunk; c < task.chunk + task.chunks; c++) {
-                sum_chunk(task, queries, c, chunk);
-                merge(total, chunk);
-            }
-            if (task.state < 0) write(task, total);
+            float* chunk = scratch<ChunkTag>().template get<float>(floats);
+            if (task.rows <= FEW_ROWS)
+                run_task(few, few.queries(task), task, RowSums(memory, task.rows, values), RowSums(chunk, task.rows, values));
+            else
+                run_task(*this, pack_queries(task), task, Sums(memory, pairs(task), values), Sums(chunk, pairs(task), values));
         });
         if (saved > 0) finish(pool, states, floats);
     }
 
 private:
-    const AttentionArgs& a;
-    const int64_t group, dim, values;
-    const float factor;
+    const FewRows<T> few;
     std::vector<AttentionTask> tasks;
     std::vector<AttentionTask> wholes;  // of the split tasks, one each; state: the first of its saved states
     int64_t saved = 0;
 
-    int64_t context(int64_t seq) const { return a.context_len[seq]; }
-    int64_t queries_of(int64_t seq) const { return a.query_start[seq + 1] - a.query_start[seq]; }
-    int64_t position(int64_t seq, int64_t row) const { return context(seq) - queries_of(seq) + row / group; }
-    int64_t first_seen(int64_t position) const { return a.window > 0 ? most(0, position - a.window + 1) : 0; }
+    static int64_t pairs(const AttentionTask& task) { return ceil_div(task.rows, 32); }
+
+    template <class Way, class S>
+    static void run_task(const Way& way, const T* queries, const AttentionTask& task, S total, S chunk) {
+        total.clear();
+        for (int64_t c = task.chunk; c < task.chunk + task.chunks; c++) {
+            way.sum_chunk(task, queries, c, chunk);
+            merge(total, chunk);
+        }
+        if (task.state < 0) way.write(task, total);
+    }
+
+    // The first state already went through a merge into an empty total, as in an unsplit task.
+    template <class Way, class S>
+    static void finish_task(const Way& way, const AttentionTask& task, float* states, int64_t floats, int64_t size, int64_t values) {
+        S total(states + task.state * floats, size, values);
+        for (int64_t c = 1; c < task.chunks; c++) merge(total, S(states + (task.state + c) * floats, size, values));
+        way.write(task, total);
+    }
 
     void plan(int threads) {
         const int64_t rows_a_task = tiles() * 16;
@@ -150,17 +142,9 @@ private:
     void finish(Pool& pool, float* states, int64_t floats) {
         pool.parallel(static_cast<int64_t>(wholes.size()), [&](int64_t i) {
             const AttentionTask& task = wholes[i];
-            const int64_t pairs = ceil_div(task.rows, 32);
-            // The first state already went through a merge into an empty total, as in an unsplit task.
-            Sums total(states + task.state * floats, pairs, values);
-            for (int64_t c = 1; c < task.chunks; c++) merge(total, Sums(states + (task.state + c) * floats, pairs, values));
-            write(task, total);
+            if (task.rows <= FEW_ROWS) finish_task<FewRows<T>, RowSums>(few, task, states, floats, task.rows, values);
+            else finish_task<Attention, Sums>(*this, task, states, floats, pairs(task), values);
         });
-    }
-
-    const T* query(const AttentionTask& task, int64_t row) const {
-        const int64_t token = a.query_start[task.seq] + row / group, head = task.head * group + row % group;
-        return static_cast<const T*>(a.q) + token * a.q_stride + head * a.dim;
     }
 
     const T* pack_queries(const AttentionTask& task) const {
@@ -347,10 +331,7 @@ private:
             for (int64_t d = 0; d < values; d += 16) {
                 transpose16(reinterpret_cast<const uint32_t*>(out + d * 32), 32, rows, 16);
                 for (int64_t r = 0; r < least(16, task.rows - first); r++) {
-                    const int64_t row = task.row + first + r;
-                    const int64_t token = a.query_start[task.seq] + row / group, head = task.head * group + row % group;
-                    T* to = static_cast<T*>(a.out) + token * a.out_stride + head * a.v_dim + d;
-                    store_n(to, loadu(reinterpret_cast<const float*>(rows) + r * 16), least(16, a.v_dim - d));
+                    store_n(this->output(task, task.row + first + r) + d, loadu(reinterpret_cast<const float*>(rows) + r * 16), least(16, a.v_dim - d));
                 }
             }
         }

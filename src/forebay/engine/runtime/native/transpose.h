@@ -56,6 +56,27 @@ FB_INLINE void pack_panel(const float* rows, int64_t stride, int64_t k, float* p
         transpose16(reinterpret_cast<const uint32_t*>(rows + i), stride, reinterpret_cast<uint32_t*>(panel + i * 16), 16);
 }
 
+#if defined(__AVX512F__)
+// even[0], odd[0], even[1], odd[1], .. of sixteen each.
+FB_INLINE __m512i interleaved(const bf16* even, const bf16* odd) {
+    alignas(64) static const uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)even)),
+                                            _mm256_loadu_si256((const __m256i*)odd), 1);
+    return _mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both);
+}
+#endif
+FB_INLINE void interleave(const bf16* even, const bf16* odd, bf16* to) {
+#if defined(__AVX512F__)
+    _mm512_storeu_si512(to, interleaved(even, odd));
+#else
+    for (int i = 0; i < 16; i++) {
+        to[2 * i] = even[i];
+        to[2 * i + 1] = odd[i];
+    }
+#endif
+}
+
 // values (keys, dim) -> columns (dim, keys): keys and dim multiples of 32 and 16, strides in elements.
 inline void columns(const bf16* values, int64_t stride, int64_t keys, int64_t dim, bf16* out) {
     for (int64_t key = 0; key < keys; key += 32)
@@ -63,16 +84,9 @@ inline void columns(const bf16* values, int64_t stride, int64_t keys, int64_t di
             const bf16* from = values + key * stride + d;
             uint32_t* to = reinterpret_cast<uint32_t*>(out + d * keys + key);
 #if defined(__AVX512F__)
-            alignas(64) static const uint16_t INTERLEAVE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-            const __m512i order = _mm512_load_si512(INTERLEAVE);
             __m512i r[16];
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) {
-                const __m256i even = _mm256_loadu_si256((const __m256i*)(from + 2 * i * stride));
-                const __m256i odd = _mm256_loadu_si256((const __m256i*)(from + (2 * i + 1) * stride));
-                r[i] = _mm512_permutexvar_epi16(order, _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1));
-            }
+            for (int i = 0; i < 16; i++) r[i] = interleaved(from + 2 * i * stride, from + (2 * i + 1) * stride);
             transpose_store(r, to, keys / 2);
 #else
             uint16_t* halves = reinterpret_cast<uint16_t*>(to);

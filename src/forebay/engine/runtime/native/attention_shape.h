@@ -1,0 +1,52 @@
+// What a call of attention is about: which rows and keys there are, and where they lie.
+#pragma once
+#include "abi.h"
+#include "matmul.h"
+#include "scratch.h"
+
+namespace FOREBAY_VARIANT {
+
+using forebay::AttentionArgs;
+
+constexpr int64_t KEY_BLOCK = 64, KEY_CHUNK = 512;
+constexpr float MASKED = -3e38f;  // a score that is not seen
+constexpr float FLOOR = -1e30f;   // below every real maximum, above every masked score
+constexpr float LOG2E = 1.44269504f;
+
+struct AttentionTask {
+    int32_t seq, head;
+    int64_t row, rows;     // of the sequence's tokens x group rows
+    int64_t chunk, chunks; // key chunks this task sums
+    int64_t state;         // index of its saved state, -1: it writes the output itself
+};
+
+template <class T>
+class AttentionShape {
+protected:
+    explicit AttentionShape(const AttentionArgs& args)
+        : a(args),
+          group(args.q_heads / args.kv_heads),
+          dim(round_up(args.dim, 32)),
+          values(round_up(args.v_dim, 16)),
+          factor(static_cast<float>(args.softcap > 0 ? 1.0 : args.scale) * LOG2E) {}
+
+    const AttentionArgs& a;
+    const int64_t group, dim, values;
+    const float factor;
+
+    int64_t context(int64_t seq) const { return a.context_len[seq]; }
+    int64_t queries_of(int64_t seq) const { return a.query_start[seq + 1] - a.query_start[seq]; }
+    int64_t position(int64_t seq, int64_t row) const { return context(seq) - queries_of(seq) + row / group; }
+    int64_t first_seen(int64_t position) const { return a.window > 0 ? most(0, position - a.window + 1) : 0; }
+
+    const T* query(const AttentionTask& task, int64_t row) const {
+        const int64_t token = a.query_start[task.seq] + row / group, head = task.head * group + row % group;
+        return static_cast<const T*>(a.q) + token * a.q_stride + head * a.dim;
+    }
+    T* output(const AttentionTask& task, int64_t row) const {
+        const int64_t token = a.query_start[task.seq] + row / group, head = task.head * group + row % group;
+        return static_cast<T*>(a.out) + token * a.out_stride + head * a.v_dim;
+    }
+};
+
+}  // namespace FOREBAY_VARIANT
