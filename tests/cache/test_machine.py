@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from cache_world import FULL, HYBRID, LATENT, Int32, ManualExecutor, World, pattern
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from forebay.engine.cache import matching, opening, residency, tree
 from forebay.engine.cache.config import CacheConfig, Eviction, LoadPolicy, WritePolicy
 from forebay.engine.cache.digests import chain_digest
 from forebay.engine.cache.interface import Tier
@@ -57,6 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.faults: Counter[str] = Counter()
         self.error = errno.EIO
         self.folder = Path(tempfile.mkdtemp(prefix="forebay-machine-"))
+        self.patches = pytest.MonkeyPatch()
 
     def before(self, point: str) -> None:
         if self.faults[point]:
@@ -70,8 +73,19 @@ class CacheMachine(RuleBasedStateMachine):
         device=st.integers(5, 12),
         host=st.sampled_from([0, 0, 4, 12, 30]),
         disk=st.booleans(),
+        native=st.booleans(),
     )
-    def start(self, spec: KVSpec, policy: WritePolicy, eviction: Eviction, device: int, host: int, disk: bool) -> None:
+    def start(
+        self,
+        spec: KVSpec,
+        policy: WritePolicy,
+        eviction: Eviction,
+        device: int,
+        host: int,
+        disk: bool,
+        native: bool,
+    ) -> None:
+        self.choose_passes(native)
         self.config = CacheConfig(
             device_pages=(device,) * len(spec.groups),
             host_bytes=host * sum(spec.page_bytes(g) for g in range(len(spec.groups))),
@@ -86,6 +100,13 @@ class CacheMachine(RuleBasedStateMachine):
         )
         self.spec = spec
         self.world = World(spec, self.config, before=self.before)
+
+    def choose_passes(self, native: bool) -> None:
+        """The tree's passes in C++, however few pages there are, or in Python."""
+        self.patches.setattr(residency, "FEW_PAGES", 0)
+        if not native:
+            for module in (tree, matching, opening, residency):
+                self.patches.setattr(module, "page_passes", lambda: None)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -296,6 +317,7 @@ class CacheMachine(RuleBasedStateMachine):
         return b"".join(bytes(pattern(content, group, layer, p, size(group, p))) for layer in layers for p in parts)
 
     def teardown(self) -> None:
+        self.patches.undo()
         if hasattr(self, "world"):
             for request in self.requests:
                 self.world.cache.close(request.lease)
@@ -307,8 +329,8 @@ class CacheMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def pools(self) -> list[tuple[object, object]]:
-        residency = self.world.cache.residency
-        return [*zip(residency.device, residency.device_queue), *zip(residency.host, residency.host_queue)]
+        pools = self.world.cache.residency
+        return [*zip(pools.device, pools.device_queue), *zip(pools.host, pools.host_queue)]
 
 
 CacheMachine.TestCase.settings = settings(

@@ -82,6 +82,15 @@ class LruQueue:
         self._ring = _Ring()
         self._count = 0
 
+    @property
+    def sentinel(self) -> Copy:
+        """Where the native passes append; they report how many with ``counted``."""
+        return self._ring.head
+
+    def counted(self, more: int) -> None:
+        """So many copies were linked (or, negative, unlinked) by somebody else."""
+        self._count += more
+
     def __len__(self) -> int:
         return self._count
 

@@ -10,6 +10,7 @@ from forebay.engine.cache.digests import chain_digest
 from forebay.engine.cache.disk_store import DiskStore
 from forebay.engine.cache.interface import Int32Array
 from forebay.engine.cache.node import Node
+from forebay.engine.cache.page_passes import page_passes
 from forebay.engine.cache.tree import PageTree, token_bytes
 from forebay.planning.kv_spec import KVSpec
 
@@ -55,6 +56,7 @@ class Matcher:
         self._groups = range(len(spec.groups))
         self._windows = [group.window for group in spec.groups]
         self._full = [window is None for window in self._windows]
+        self._passes = page_passes()
 
     def first_readable(self, group: int, num_tokens: int) -> int:
         """The first page of ``group`` that the token at position ``num_tokens`` can read."""
@@ -83,8 +85,8 @@ class Matcher:
         """Fill ``where`` for nodes up to the first that a full group is missing from; returns how many."""
         if len(where) == 1 and self._full[0]:
             places = where[0]
-            copies = [node.device for node in path]
-            if all(copies):
+            passes = self._passes
+            if passes.on_device(path) if passes is not None else all(node.device for node in path):
                 # All on the device, as most are.
                 places.extend([DEVICE] * len(path))
                 return len(path)

@@ -8,6 +8,7 @@ from forebay.engine.cache.interface import CachedTokens, Tier
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.matching import DEVICE, DISK, HOST, Match
 from forebay.engine.cache.node import Node
+from forebay.engine.cache.page_passes import page_passes
 from forebay.engine.cache.recall import Recall
 from forebay.engine.cache.residency import Residency
 from forebay.engine.cache.spill import Spill
@@ -41,6 +42,7 @@ class Opening:
         self._recall = recall
         self._make_room = make_room
         self._groups = range(len(residency.device))
+        self._passes = page_passes() if len(residency.device) == 1 else None
 
     def lease(self, match: Match, num_tokens: int) -> CacheLease | None:
         """A lease over ``match``, its loads started; None: no room now."""
@@ -67,8 +69,6 @@ class Opening:
             self._recall.start(lease, items)
         self._fill(lease, match, nodes)
         self._recall.make_gate(lease)
-        for node in nodes:
-            node.hits += 1
         for group in self._groups:
             self._spill.used(lease, group, nodes[match.first[group] :])
         return lease
@@ -91,6 +91,12 @@ class Opening:
         lease.num_pages = match.length
         lease.first = list(match.first)
         tiers = [DEVICE] * match.length
+        if self._passes is not None and not self._recall.loads and not match.first[0]:
+            self._passes.use(nodes, lease.tables[0][: match.length])
+            lease.tiers, lease.cached = tiers, CachedTokens(match.length * self._page, 0, 0)
+            return
+        for node in nodes:
+            node.hits += 1
         for group in self._groups:
             first = match.first[group]
             held = nodes[first:] if first else nodes

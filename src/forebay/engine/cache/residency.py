@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from forebay.engine.cache.eviction import EvictionQueue, make_queue
+from forebay.engine.cache.eviction import EvictionQueue, LruQueue, make_queue
 from forebay.engine.cache.node import Copy, Node, Slot
+from forebay.engine.cache.page_passes import FEW_PAGES, page_passes
 from forebay.engine.cache.pools import PagePool
 from forebay.engine.cache.tree import PageTree
 
@@ -40,11 +41,16 @@ class Residency:
         self.host = [PagePool(n) for n in host_pages]
         self.device_queue: list[EvictionQueue] = [make_queue(eviction, cost) for _ in device_pages]
         self.host_queue: list[EvictionQueue] = [make_queue(eviction, cost) for _ in host_pages]
+        # Theirs are the usual case: one layer group, lru, many pages.
+        self._passes = page_passes() if len(device_pages) == 1 and eviction == "lru" else None
         self.now = 0.0
         """The cache's clock, set by its owner: when copies were last used."""
 
     def hold(self, group: int, nodes: Sequence[Node]) -> None:
         """Keep every copy of these slots where it is."""
+        if self._passes is not None and len(nodes) > FEW_PAGES:
+            self._hold_natively(nodes)
+            return
         slots: Sequence[Slot] = [node.extra[group - 1] for node in nodes] if group else nodes
         idle = [slot for slot in slots if not slot.lock]
         for slot in slots:
@@ -61,6 +67,9 @@ class Residency:
 
     def release(self, group: int, nodes: Sequence[Node]) -> None:
         """Undo one ``hold``. ``nodes`` run from the root down; the deepest becomes evictable first."""
+        if self._passes is not None and len(nodes) > FEW_PAGES:
+            self._release_natively(nodes)
+            return
         slots: Sequence[Slot] = [node.extra[group - 1] for node in nodes] if group else nodes
         for slot in slots:
             slot.lock -= 1
@@ -79,10 +88,35 @@ class Residency:
                 copy.since = now
             self.host_queue[group].add_all(copies)
         if not has_all:
-            for node in reversed(nodes):
-                slot = node.slot(group)
-                if slot.device is None and slot.host is None:
-                    self.tree.prune(node)
+            self._prune_bare(group, nodes)
+
+    def _prune_bare(self, group: int, nodes: Sequence[Node]) -> None:
+        for node in reversed(nodes):
+            slot = node.slot(group)
+            if slot.device is None and slot.host is None:
+                self.tree.prune(node)
+
+    def _hold_natively(self, nodes: Sequence[Node]) -> None:
+        assert self._passes is not None, "there are no native passes"
+        device, host = self._passes.hold(_listed(nodes), self.host[0].size > 0)
+        self._lru(self.device_queue).counted(-device)
+        self._lru(self.host_queue).counted(-host)
+
+    def _release_natively(self, nodes: Sequence[Node]) -> None:
+        assert self._passes is not None, "there are no native passes"
+        on_device, on_host = self._lru(self.device_queue), self._lru(self.host_queue)
+        sentinel = on_host.sentinel if self.host[0].size else None
+        device, host, is_bare = self._passes.release(_listed(nodes), self.now, on_device.sentinel, sentinel)
+        on_device.counted(device)
+        on_host.counted(host)
+        if is_bare:
+            self._prune_bare(0, nodes)
+
+    @staticmethod
+    def _lru(queues: list[EvictionQueue]) -> LruQueue:
+        (queue,) = queues
+        assert isinstance(queue, LruQueue), "native passes know one kind of queue"
+        return queue
 
     def adopt(self, parent: Node, keys: Sequence[bytes], pages: Sequence[int]) -> list[Node]:
         """New pages in a row under ``parent``, which has no children: held once, on the device. One layer group only."""
@@ -156,3 +190,7 @@ class Residency:
     def device_room(self, group: int) -> int:
         """Pages of ``group`` that can be had now: free, or evictable."""
         return self.device[group].free + len(self.device_queue[group])
+
+
+def _listed(nodes: Sequence[Node]) -> list[Node]:
+    return nodes if isinstance(nodes, list) else list(nodes)

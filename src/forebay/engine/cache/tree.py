@@ -8,6 +8,7 @@ import numpy as np
 
 from forebay.engine.cache.interface import Int32Array
 from forebay.engine.cache.node import Node, Run
+from forebay.engine.cache.page_passes import page_passes
 
 __all__ = ["PageTree", "token_bytes"]
 
@@ -28,6 +29,7 @@ class PageTree:
     def __init__(self, page_size: int, num_groups: int = 1) -> None:
         self.key_bytes = 4 * page_size
         self._extra = num_groups - 1
+        self._passes = page_passes()
         self.root = Node(None, b"", self._extra)
         self.num_nodes = 0
 
@@ -52,7 +54,10 @@ class PageTree:
                     break
             run = node.run
             if run is not None and run.nodes[0] is node:
-                count = _pages_alike(run, data[start:end], step)
+                if self._passes is not None:
+                    count = self._passes.alike(run.data, data, start, end, step)
+                else:
+                    count = _pages_alike(run, data[start:end], step)
                 path += run.nodes[:count]
                 node = path[-1]
                 start += count * step

@@ -14,6 +14,8 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +25,7 @@ from pathlib import Path
 
 from forebay.paths import cache_dir
 
-__all__ = ["BuildError", "build_library", "find_compiler"]
+__all__ = ["BuildError", "build_extension", "build_library", "find_compiler"]
 
 _log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
@@ -91,13 +93,45 @@ def build_library(
         return None
     units = _units(compiler, only)
     flags = [*_FLAGS, *(_SANITIZE if sanitize else [])]
-    target = cache_dir() / "native" / f"libforebay-{_key(compiler, units, flags)}.so"
+    sources = sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cpp")])
+    key = _key(compiler, repr((platform.machine(), units, flags)), sources)
+    return _built_once(f"libforebay-{key}.so", lambda t: _build(compiler, units, flags, t, progress or _log.info))
+
+
+def build_extension(source: Path) -> Path | None:
+    """A shared library out of one file that uses Python's own C interface, for this interpreter; built once, like the
+    kernel library.
+
+    Returns:
+        The file, or None when there is no compiler or Python's headers are not installed.
+
+    Raises:
+        BuildError: the compiler failed.
+    """
+    compiler, include = find_compiler(), sysconfig.get_path("include")
+    if compiler is None or not (Path(include) / "Python.h").exists():
+        return None
+    flags = [*_FLAGS, f"-I{include}"]
+    key = _key(compiler, repr((platform.machine(), sys.implementation.cache_tag, flags)), [source])
+
+    def build(target: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+            linked = Path(folder) / target.name
+            _run([compiler, *flags, "-shared", str(source), "-o", str(linked)])
+            linked.replace(target)
+
+    return _built_once(f"{source.stem}-{key}.so", build)
+
+
+def _built_once(name: str, build: Callable[[Path], None]) -> Path:
+    """The file ``name`` of the cache folder, made by ``build`` if it is not there."""
+    target = cache_dir() / "native" / name
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.parent / ".lock"):
         if not target.exists():
-            _build(compiler, units, flags, target, progress or _log.info)
+            build(target)
     return target
 
 
@@ -118,12 +152,12 @@ def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def _key(compiler: str, units: list[_Unit], flags: list[str]) -> str:
+def _key(compiler: str, settings: str, sources: list[Path]) -> str:
     digest = hashlib.sha256()
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    for part in (version, repr((platform.machine(), units, flags)).encode()):
+    for part in (version, settings.encode()):
         digest.update(part)
-    for path in sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cpp")]):
+    for path in sources:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
