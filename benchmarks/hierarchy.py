@@ -99,6 +99,14 @@ def server_info(server: ps.Server) -> dict[str, Any]:
     return info
 
 
+def step_seconds(server: ps.Server) -> dict[str, float]:
+    """Our server's own account of its steps, from /metrics: how many of each kind, their seconds and their tokens."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    wanted = ("forebay_step_tokens_total{", "forebay_step_seconds_count{", "forebay_step_seconds_sum{")
+    return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith(wanted)}
+
+
 def chat(args: argparse.Namespace, logs: Path, earlier: dict[str, Any]) -> dict[str, Any]:
     """Throughput with the host tier over without; the outputs must be the same tokens."""
     load = cl.ChatLoad(conversations=args.conversations, turns=args.turns, in_flight=args.in_flight)
@@ -125,6 +133,7 @@ def _run_chat(server: ps.Server, load: cl.ChatLoad, ask: cl.Ask, logs: Path) -> 
     try:
         ps.start(server, logs)
         result = asyncio.run(cl.run_chat(server.url, load, ask))
+        steps = step_seconds(server) if ask is cl.ask_forebay else {}
     finally:
         ps.stop(server)
     print(
@@ -140,6 +149,7 @@ def _run_chat(server: ps.Server, load: cl.ChatLoad, ask: cl.Ask, logs: Path) -> 
         "cached_tokens": result.cached_tokens,
         "by_tier": result.by_tier,
         "seconds_by_turn": result.seconds_by_turn,
+        "steps": steps,
         "outputs_sha256": hashlib.sha256(json.dumps(result.outputs).encode()).hexdigest(),
     }
 

@@ -69,7 +69,7 @@ def best_rates(calls: dict[str, Callable[[], None]], nbytes: int, seconds: float
 def native() -> CopyRuns | None:
     """The native library's copy, if there is a compiler (or a library already built)."""
     try:
-        from forebay.engine.runtime.kernels.native import best_copy, load_library
+        from forebay.engine.runtime.kernels.library import best_copy, load_library
         from forebay.engine.runtime.native.build import build_library
 
         path = build_library()

@@ -9,7 +9,8 @@ import torch
 
 from forebay.engine.runtime.comm import KernelComm, SharedMemoryComm, shared_buffer
 from forebay.engine.runtime.kernels.interface import AttentionBatch
-from forebay.engine.runtime.kernels.native import NativeBackend, load_library, variants_of
+from forebay.engine.runtime.kernels.library import load_library, variants_of
+from forebay.engine.runtime.kernels.native import NativeBackend
 
 
 def run(backend: NativeBackend, dtype: torch.dtype) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forebay.engine.runtime.kernels import load_backend
-from forebay.engine.runtime.kernels.native import variants
+from forebay.engine.runtime.kernels.library import variants
 from forebay.engine.runtime.native import build
 from forebay.errors import UsageError
 

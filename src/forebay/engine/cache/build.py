@@ -46,6 +46,7 @@ def build_cache(
     Raises:
         UsageError: settings that cannot work.
         RefusedError: the host tier does not fit, or the disk tier's folder is in use.
+        UsageError: that folder cannot be used.
     """
     config.validate(spec)
     if not config.host_bytes and config.disk_dir is None:

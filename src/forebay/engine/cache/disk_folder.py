@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from forebay.errors import RefusedError
+from forebay.errors import RefusedError, UsageError
 
 __all__ = ["take_folder"]
 
@@ -15,14 +15,15 @@ def take_folder(folder: Path) -> int:
     """Make ``folder`` if it is missing, and lock it; the lock is the descriptor's that is returned.
 
     Raises:
-        RefusedError: another server holds it, or it cannot be used.
+        RefusedError: another server holds it.
+        UsageError: it cannot be used.
     """
     path = folder / "lock"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise RefusedError(f"disk cache: cannot use {folder}: {error}", fix="check the path and its owner") from error
+        raise UsageError(f"disk cache: cannot use {folder}: {error}", fix="check the path and its owner") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -53,7 +53,8 @@ class DiskStore:
         retry_s: pause after the disk was full or failed.
 
     Raises:
-        RefusedError: another server holds the folder, or it cannot be used.
+        RefusedError: another server holds the folder.
+        UsageError: the folder cannot be used.
     """
 
     def __init__(

@@ -60,6 +60,9 @@ class Workspace:
         if found is None:
             if len(self._views) >= _MAX_CACHED:
                 self._views.clear()
+                if self._constants:
+                    # They live in the views alone.
+                    self.generation += 1
             found = self._views[rows] = Views(self, rows)
         return found
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 import torch
 
 from forebay.engine.runtime.kernels.interface import AttentionBatch, PackedLinear, ReadRows
+from forebay.engine.runtime.kernels.library import best_copy, load_library, variants_of
 from forebay.engine.runtime.kernels.packing import NativeLinear, WeightPacker
 from forebay.engine.runtime.native.build import BuildError, build_library
 
-__all__ = ["NativeBackend", "NativeLinear", "best_copy", "load_library", "open_native", "variants", "variants_of"]
+__all__ = ["NativeBackend", "NativeLinear", "open_native"]
 
-_ABI_VERSION = 5
 _SPIN_US = 200
 """How long an idle worker looks for work before it sleeps: longer than the gap between two operations of a step."""
 
@@ -63,43 +62,6 @@ _attention_args = Struct("<18q2d2q").pack
 _latent_store_args = Struct("<6q").pack
 _gated_args = Struct("<8q").pack
 _argmax_args = Struct("<5q").pack
-
-
-def load_library(path: Path) -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(path))
-    lib.fb_abi_version.restype = ctypes.c_int64
-    if lib.fb_abi_version() != _ABI_VERSION:
-        raise BuildError(f"{path} speaks version {lib.fb_abi_version()} of the interface, not {_ABI_VERSION}")
-    lib.fb_variant.argtypes, lib.fb_variant.restype = [ctypes.c_int64], ctypes.c_char_p
-    lib.fb_create.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]
-    lib.fb_create.restype = ctypes.c_void_p
-    lib.fb_destroy.argtypes, lib.fb_destroy.restype = [ctypes.c_void_p], None
-    lib.fb_call.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p]
-    lib.fb_call.restype = None
-    lib.fb_program.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64]
-    lib.fb_program.restype = None
-    lib.fb_copy_way.restype = ctypes.c_int64
-    lib.fb_copy_runs.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    lib.fb_copy_runs.restype = None
-    return lib
-
-
-def best_copy(lib: ctypes.CDLL) -> Callable[[int, int, int, int], object]:
-    """``fb_copy_runs`` (addresses of targets and of sources, how many, bytes each) the best way of this machine."""
-    return partial(lib.fb_copy_runs, lib.fb_copy_way())
-
-
-def variants_of(lib: ctypes.CDLL) -> list[str]:
-    names: list[str] = []
-    while (name := lib.fb_variant(len(names))) is not None:
-        names.append(name.decode())
-    return names
-
-
-def variants() -> list[str]:
-    """Instruction sets of the library that this machine runs, best first; empty without a compiler."""
-    path = build_library()
-    return [] if path is None else variants_of(load_library(path))
 
 
 def open_native(

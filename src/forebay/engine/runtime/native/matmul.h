@@ -54,4 +54,12 @@ inline __attribute__((noinline)) void mm(const float* a, int64_t lda, int64_t ro
     }
 }
 
+// C[.., 0 .. 31] = A * two panels of b, C[.., 32 .. 63] = A * two panels of other.
+template <class T>
+void mm_two(const T* a, int64_t lda, int64_t rows, const T* b, const T* other, int64_t panel_stride, int64_t k, float* c,
+            int64_t ldc) {
+    mm(a, lda, rows, b, panel_stride, 2, k, c, ldc, false);
+    mm(a, lda, rows, other, panel_stride, 2, k, c + 32, ldc, false);
+}
+
 }  // namespace FOREBAY_VARIANT

@@ -11,9 +11,10 @@ constexpr int64_t PREFETCH_BYTES = 4096;
 
 inline void begin_task() {}
 
+// `far`: how much further the second half of the panels lies than panel_stride says.
 template <int R, int P>
 void mm_bf16_block(const bf16* a, int64_t lda, const bf16* b, int64_t panel_stride, int64_t k, float* c, int64_t ldc,
-                   bool accumulate) {
+                   bool accumulate, int64_t far) {
     __m512 acc[R][P];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
@@ -24,7 +25,7 @@ void mm_bf16_block(const bf16* a, int64_t lda, const bf16* b, int64_t panel_stri
         __m512bh w[P];
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
-            const bf16* at = b + p * panel_stride + i * 16;
+            const bf16* at = b + p * panel_stride + (P > 1 && p >= P / 2 ? far : 0) + i * 16;
             w[p] = (__m512bh)_mm512_loadu_si512(at);
             if (R == 1 || P == 1) _mm_prefetch((const char*)at + PREFETCH_BYTES, _MM_HINT_T0);
         }
@@ -45,19 +46,19 @@ void mm_bf16_block(const bf16* a, int64_t lda, const bf16* b, int64_t panel_stri
 
 template <int P>
 void mm_bf16_rows(const bf16* a, int64_t lda, int64_t rows, const bf16* b, int64_t panel_stride, int64_t k, float* c,
-                  int64_t ldc, bool accumulate) {
+                  int64_t ldc, bool accumulate, int64_t far = 0) {
     for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r;
         const int64_t take = ceil_div(left, ceil_div(left, 6));
         const bf16* ar = a + r * lda;
         float* cr = c + r * ldc;
         switch (take) {
-            case 1: mm_bf16_block<1, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate); break;
-            case 2: mm_bf16_block<2, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate); break;
-            case 3: mm_bf16_block<3, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate); break;
-            case 4: mm_bf16_block<4, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate); break;
-            case 5: mm_bf16_block<5, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate); break;
-            default: mm_bf16_block<6, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate); break;
+            case 1: mm_bf16_block<1, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
+            case 2: mm_bf16_block<2, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
+            case 3: mm_bf16_block<3, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
+            case 4: mm_bf16_block<4, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
+            case 5: mm_bf16_block<5, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
+            default: mm_bf16_block<6, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
         }
         r += take;
     }
@@ -72,6 +73,13 @@ inline __attribute__((noinline)) void mm(const bf16* a, int64_t lda, int64_t row
         mm_bf16_rows<2>(a, lda, rows, b + p * panel_stride, panel_stride, k, c + 16 * p, ldc, accumulate);
     for (; p < panels; p++)
         mm_bf16_rows<1>(a, lda, rows, b + p * panel_stride, panel_stride, k, c + 16 * p, ldc, accumulate);
+}
+
+// Panels of two weights side by side: two of `b` into columns 0 .. 31 of C, two of `other` into columns 32 .. 63. Twice
+// the accumulators of a call for each, so that neither loads nor latencies hold the products up.
+inline __attribute__((noinline)) void mm_two(const bf16* a, int64_t lda, int64_t rows, const bf16* b, const bf16* other,
+                                             int64_t panel_stride, int64_t k, float* c, int64_t ldc) {
+    mm_bf16_rows<4>(a, lda, rows, b, panel_stride, k, c, ldc, false, other - b - 2 * panel_stride);
 }
 
 }  // namespace FOREBAY_VARIANT
