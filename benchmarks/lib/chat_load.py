@@ -64,7 +64,10 @@ async def ask_vllm(session: aiohttp.ClientSession, url: str, prompt: list[int], 
 
 
 async def ask_llama_cpp(session: aiohttp.ClientSession, url: str, prompt: list[int], max_tokens: int) -> Turn:
-    """The native /completion; cached = the prompt less what was processed."""
+    """The native /completion; its timings count the prompt's tokens as cached (``cache_n``) and computed (``prompt_n``).
+
+    A cached token may have come from the slot or from --cache-ram; the answer does not say which.
+    """
     body = {
         "prompt": prompt,
         "n_predict": max_tokens,
@@ -74,7 +77,12 @@ async def ask_llama_cpp(session: aiohttp.ClientSession, url: str, prompt: list[i
         "cache_prompt": True,
     }
     answer = await _post(session, f"{url}/completion", body)
-    return Turn(answer["tokens"], max(0, len(prompt) - answer["timings"]["prompt_n"]))
+    timings = answer["timings"]
+    if timings["cache_n"] + timings["prompt_n"] != len(prompt):
+        raise RuntimeError(
+            f"{url}: {timings['cache_n']} + {timings['prompt_n']} are not the prompt's {len(prompt)} tokens"
+        )
+    return Turn(answer["tokens"], timings["cache_n"])
 
 
 async def ask_sglang(session: aiohttp.ClientSession, url: str, prompt: list[int], max_tokens: int) -> Turn:
@@ -103,6 +111,11 @@ class ChatLoad:
         """Tokens of all conversations at their end, shared system prompts counted once."""
         own = self.conversations * self.turns * (self.new_tokens + self.answer_tokens)
         return own + self.system_prompts * self.system_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of one conversation at its end."""
+        return self.system_tokens + self.turns * (self.new_tokens + self.answer_tokens)
 
 
 @dataclass

@@ -45,10 +45,16 @@ def forebay(model: Path, port: int, *flags: str, threads: int = 2) -> Server:
     return Server("forebay", argv, port, "m", settings=" ".join(argv[5:]))
 
 
-def llama_cpp(binary: Path, gguf: Path, port: int, *flags: str, slots: int = 32, context: int = 2304) -> Server:
-    """llama.cpp's server: continuous batching over ``slots``, flash attention, both threads."""
+def llama_cpp(
+    binary: Path, gguf: Path, port: int, *flags: str, slots: int = 32, context: int = 2304, pool: int | None = None
+) -> Server:
+    """llama.cpp's server: continuous batching over ``slots``, flash attention, both threads.
+
+    Each slot has ``context`` tokens of its own, or all share a ``pool`` of so many (--kv-unified).
+    """
     argv = [str(binary), "-m", str(gguf), "--host", "127.0.0.1", "--port", str(port), "-t", "2", "-tb", "2"]
-    argv += ["-np", str(slots), "-c", str(slots * context), "-b", "2048", "-ub", "512", "-fa", "on", *flags]
+    argv += ["-np", str(slots), "-c", str(pool or slots * context), *(["--kv-unified"] if pool else [])]
+    argv += ["-b", "2048", "-ub", "512", "-fa", "on", *flags]
     return Server("llama.cpp", argv, port, "m", settings=" ".join(argv[7:]))
 
 
@@ -141,8 +147,12 @@ def cpu_seconds(server: Server) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def sglang(recipe: Path, model: Path, port: int, device_tokens: int, host_bytes: int) -> Server:
-    """SGLang on CPU with HiCache; ``recipe``: bin/python, cpu/launch.py and cpu/stubs (its copy functions are the recipe's)."""
+def sglang(recipe: Path, model: Path, port: int, device_tokens: int, host_ratio: float) -> Server:
+    """SGLang on CPU with HiCache, its host pool ``host_ratio`` times the device pool, in pages of 16 tokens.
+
+    ``recipe``: bin/python, cpu/launch.py and cpu/stubs (its copy functions are the recipe's). Without AMX it computes with
+    torch alone and binds no threads, so OMP_NUM_THREADS says that both cores work.
+    """
     argv = [
         str(recipe / "bin" / "python"),
         str(recipe / "cpu" / "launch.py"),
@@ -153,12 +163,12 @@ def sglang(recipe: Path, model: Path, port: int, device_tokens: int, host_bytes:
     ]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m", "--mem-fraction-static", "0.3"]
     argv += ["--max-total-tokens", str(device_tokens), "--enable-metrics", "--enable-cache-report"]
-    argv += ["--enable-hierarchical-cache", "--hicache-size", str(-(-host_bytes // 10**9))]
-    argv += ["--hicache-write-policy", "write_through", "--hicache-io-backend", "direct", "--page-size", "64"]
+    argv += ["--enable-hierarchical-cache", "--hicache-ratio", f"{host_ratio:.3f}"]
+    argv += ["--hicache-write-policy", "write_through", "--hicache-io-backend", "direct", "--page-size", "16"]
     env = {
         "PYTHONPATH": str(recipe / "cpu" / "stubs"),
         "SGLANG_USE_CPU_ENGINE": "1",
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "2",
     }
-    return Server("sglang", argv, port, "m", env, settings=" ".join(argv[8:]))
+    return Server("sglang", argv, port, "m", env, settings=" ".join(argv[8:]) + " OMP_NUM_THREADS=2")
