@@ -17,6 +17,8 @@ namespace FOREBAY_VARIANT {
 
 using forebay::Pool;
 
+constexpr int64_t FETCHED_LINES = 256;  // of the next block's keys and values: all, if they are 64 wide
+
 // Sums of the row tiles of a task, two tiles side by side: out[pair][value][32], one maximum and sum a lane.
 struct Sums {
     float* out;
@@ -56,7 +58,8 @@ class Attention : public AttentionShape<T> {
 public:
     using Shape = AttentionShape<T>;
     using Shape::a, Shape::group, Shape::dim, Shape::values, Shape::factor, Shape::first_seen, Shape::position,
-        Shape::query, Shape::queries_of;
+        Shape::query, Shape::queries_of, Shape::token_of;
+    using typename Shape::Ahead;
     explicit Attention(const AttentionArgs& args) : Shape(args), few(args) {}
 
     // Row tiles a task takes: enough to share the work on a block of keys, few enough to stay in the second cache level.
@@ -179,7 +182,7 @@ private:
             }
             const int64_t offset = key % a.page_size;
             const int64_t run = least(least(a.page_size - offset, end - key), KEY_BLOCK - i);
-            const int64_t token = (pages[key / a.page_size] * a.kv_heads + task.head) * a.page_size + offset;
+            const int64_t token = token_of(pages, task, key);
             copy_rows(static_cast<const T*>(a.k_pool) + token * a.dim, a.dim, a.dim, keys + i * dim, dim, run);
             copy_rows(static_cast<const T*>(a.v_pool) + token * a.v_row, a.v_row, a.v_dim, rows + i * values, values, run);
             i += run;
@@ -213,7 +216,9 @@ private:
         const int64_t chunk_end = least((chunk + 1) * KEY_CHUNK, end);
         for (int64_t block = most(chunk * KEY_CHUNK, first / KEY_BLOCK * KEY_BLOCK); block < chunk_end; block += KEY_BLOCK) {
             gather(task, block, first, end, keys, value_columns);
+            Ahead ahead(*this, task, block + KEY_BLOCK, end);
             for (int64_t p = 0; p < sums.pairs; p++) {
+                for (int64_t line = 0; line < FETCHED_LINES / sums.pairs; line++) ahead.fetch_line();
                 const int64_t last_row = least((p + 1) * 32, task.rows) - 1;
                 if (block > position(task.seq, task.row + last_row)) continue;
                 sum_block(task, queries + p * 32 * dim, block, p, keys, value_columns, parts + p * 512, sums);

@@ -47,7 +47,8 @@ template <class T>
 class FewRows : public AttentionShape<T> {
 public:
     using Shape = AttentionShape<T>;
-    using Shape::a, Shape::dim, Shape::factor, Shape::first_seen, Shape::position, Shape::query, Shape::values;
+    using typename Shape::Ahead;
+    using Shape::a, Shape::dim, Shape::factor, Shape::first_seen, Shape::position, Shape::query, Shape::token_of, Shape::values;
     explicit FewRows(const AttentionArgs& args) : Shape(args) {}
 
     // (rows, dim), padded with zeros.
@@ -73,12 +74,9 @@ public:
         const int64_t end = position(task.seq, task.row + task.rows - 1) + 1;
         const int64_t chunk_end = least((chunk + 1) * KEY_CHUNK, end);
         for (int64_t block = most(chunk * KEY_CHUNK, first / KEY_BLOCK * KEY_BLOCK); block < chunk_end; block += KEY_BLOCK) {
-            const int64_t next = block + KEY_BLOCK;
-            for (int64_t i = 0; i < KEY_BLOCK; i += 16) {
-                fetch(a.k_pool, a.dim, task, next + i, end);
-                pack(task, block, i, first, end, keys, paired);
-            }
-            sum_block(task, queries, block, end, keys, paired, parts, sums);
+            Ahead ahead(*this, task, block + KEY_BLOCK, end);
+            for (int64_t i = 0; i < KEY_BLOCK; i += 16) pack(task, block, i, first, end, keys, paired, ahead);
+            sum_block(task, queries, block, ahead, keys, paired, parts, sums);
         }
         for (int64_t r = 0; r < task.rows; r++) sums.total[r] = hsum(loadu(parts + r * 16));
     }
@@ -94,13 +92,14 @@ public:
 
 private:
     // Sixteen keys become a panel of K and sixteen rows of V panels.
-    void pack(const AttentionTask& task, int64_t block, int64_t i, int64_t first, int64_t end, T* keys, T* paired) const {
+    void pack(const AttentionTask& task, int64_t block, int64_t i, int64_t first, int64_t end, T* keys, T* paired,
+              Ahead& ahead) const {
         const int64_t key = block + i;
         const int32_t* pages = a.page_table + task.seq * a.max_pages;
         if (a.page_size % 16 == 0 && key >= first && key + 16 <= end && dim == a.dim && values == a.v_dim) {
             const int64_t token = token_of(pages, task, key);
             pack_panel(static_cast<const T*>(a.k_pool) + token * a.dim, dim, dim, keys + i * dim);
-            pair_rows(static_cast<const T*>(a.v_pool) + token * a.v_row, a.v_row, i, paired);
+            pair_rows(static_cast<const T*>(a.v_pool) + token * a.v_row, a.v_row, i, paired, ahead);
             return;
         }
         struct KeyTag {};
@@ -116,47 +115,33 @@ private:
             copy_values(v_rows + j * values, static_cast<const T*>(a.v_pool) + token * a.v_row, a.v_dim);
         }
         pack_panel(k_rows, dim, dim, keys + i * dim);
-        pair_rows(v_rows, values, i, paired);
-    }
-
-    // Row of the pools that holds key `key` of the task's head.
-    int64_t token_of(const int32_t* pages, const AttentionTask& task, int64_t key) const {
-        return (pages[key / a.page_size] * a.kv_heads + task.head) * a.page_size + key % a.page_size;
-    }
-
-    // Sixteen rows of a pool on their way into the cache: the next block lies in other pages, where no hardware looks.
-    // Inlined, because GCC 12 drops calls of a function that does nothing but this.
-    FB_INLINE void fetch(const void* pool, int64_t row, const AttentionTask& task, int64_t key, int64_t end) const {
-        const int32_t* pages = a.page_table + task.seq * a.max_pages;
-        const T* at = static_cast<const T*>(pool) + token_of(pages, task, least(key, end - 1) / 16 * 16) * row;
-        const int64_t bytes = 16 * row * sizeof(T);
-        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(at) + i, 0, 3);
+        pair_rows(v_rows, values, i, paired, ahead);
     }
 
     // Rows i .. i + 15 of the block's V panels, which are [KEY_BLOCK / 2][16][2] for bf16 and [KEY_BLOCK][16] for fp32.
-    void pair_rows(const bf16* rows, int64_t stride, int64_t i, bf16* paired) const {
+    void pair_rows(const bf16* rows, int64_t stride, int64_t i, bf16* paired, Ahead& ahead) const {
         for (int64_t j = 0; j < 16; j += 2)
-            for (int64_t d = 0; d < values; d += 16)
+            for (int64_t d = 0; d < values; d += 16) {
+                ahead.fetch_line();
                 interleave(rows + j * stride + d, rows + (j + 1) * stride + d, paired + d * KEY_BLOCK + (i + j) * 16);
+            }
     }
-    void pair_rows(const float* rows, int64_t stride, int64_t i, float* paired) const {
+    void pair_rows(const float* rows, int64_t stride, int64_t i, float* paired, Ahead&) const {
         for (int64_t j = 0; j < 16; j++)
             for (int64_t d = 0; d < values; d += 16) storeu(paired + d * KEY_BLOCK + (i + j) * 16, loadu(rows + j * stride + d));
     }
 
-    void sum_block(const AttentionTask& task, const T* queries, int64_t block, int64_t end, const T* keys, const T* paired,
+    void sum_block(const AttentionTask& task, const T* queries, int64_t block, Ahead& ahead, const T* keys, const T* paired,
                    float* parts, RowSums& sums) const {
         alignas(64) float scores[FEW_ROWS * KEY_BLOCK];
         alignas(64) T weights[FEW_ROWS * KEY_BLOCK];
-        mm(queries, dim, task.rows, keys, 16 * dim, KEY_BLOCK / 16, dim, scores, KEY_BLOCK, false);
-        const int64_t next = block + KEY_BLOCK;
-        for (int64_t i = 0; i < KEY_BLOCK / 2; i += 16) fetch(a.v_pool, a.v_row, task, next + i, end);
+        const auto meanwhile = [&] { ahead.fetch_line(); };
+        mm_few(queries, dim, task.rows, keys, 16 * dim, KEY_BLOCK / 16, dim, scores, KEY_BLOCK, false, meanwhile);
         for (int64_t r = 0; r < task.rows; r++) {
             prepare_scores(task, block, r, scores + r * KEY_BLOCK);
             softmax(scores + r * KEY_BLOCK, sums, r, parts + r * 16, weights + r * KEY_BLOCK);
         }
-        for (int64_t i = KEY_BLOCK / 2; i < KEY_BLOCK; i += 16) fetch(a.v_pool, a.v_row, task, next + i, end);
-        mm(weights, KEY_BLOCK, task.rows, paired, KEY_BLOCK * 16, values / 16, KEY_BLOCK, sums.out, values, true);
+        mm_few(weights, KEY_BLOCK, task.rows, paired, KEY_BLOCK * 16, values / 16, KEY_BLOCK, sums.out, values, true, meanwhile);
     }
 
     // Soft cap and mask, where they apply.

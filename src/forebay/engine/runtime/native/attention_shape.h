@@ -47,6 +47,42 @@ protected:
         const int64_t token = a.query_start[task.seq] + row / group, head = task.head * group + row % group;
         return static_cast<T*>(a.out) + token * a.out_stride + head * a.v_dim;
     }
+
+    // Row of the pools that holds key `key` of the task's head.
+    int64_t token_of(const int32_t* pages, const AttentionTask& task, int64_t key) const {
+        return (pages[key / a.page_size] * a.kv_heads + task.head) * a.page_size + key % a.page_size;
+    }
+
+    // The next block's keys and values on their way into the first cache level, a line at a time between other work: they
+    // lie in other pages, where no hardware looks, and a core waits for only so many lines at once. Asked for more lines
+    // than there are it begins again.
+    class Ahead {
+    public:
+        Ahead(const AttentionShape& shape, const AttentionTask& task, int64_t key, int64_t end)
+            : bytes{16 * shape.a.dim * int64_t(sizeof(T)), 16 * shape.a.v_row * int64_t(sizeof(T))} {
+            const int32_t* pages = shape.a.page_table + task.seq * shape.a.max_pages;
+            for (int64_t i = 0; i < KEY_BLOCK / 16; i++) {
+                const int64_t token = shape.token_of(pages, task, least(key + 16 * i, end - 1) / 16 * 16);
+                pieces[2 * i] = static_cast<const T*>(shape.a.k_pool) + token * shape.a.dim;
+                pieces[2 * i + 1] = static_cast<const T*>(shape.a.v_pool) + token * shape.a.v_row;
+            }
+        }
+        // Inlined, because GCC 12 drops calls of a function that does nothing but this.
+        FB_INLINE void fetch_line() {
+            __builtin_prefetch(reinterpret_cast<const char*>(pieces[piece]) + at, 0, 3);
+            at += 64;
+            if (at >= bytes[piece % 2]) {
+                at = 0;
+                piece = (piece + 1) % PIECES;
+            }
+        }
+
+    private:
+        static constexpr int64_t PIECES = KEY_BLOCK / 8;
+        const T* pieces[PIECES];
+        const int64_t bytes[2];
+        int64_t piece = 0, at = 0;
+    };
 };
 
 }  // namespace FOREBAY_VARIANT

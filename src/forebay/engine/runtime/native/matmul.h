@@ -54,6 +54,14 @@ inline __attribute__((noinline)) void mm(const float* a, int64_t lda, int64_t ro
     }
 }
 
+// mm() for few rows, which may call `meanwhile` (to fetch something) now and then.
+template <class T, class Meanwhile>
+void mm_few(const T* a, int64_t lda, int64_t rows, const T* b, int64_t panel_stride, int64_t panels, int64_t k, float* c,
+            int64_t ldc, bool accumulate, const Meanwhile& meanwhile) {
+    for (int64_t i = 0; i < k; i++) meanwhile();
+    mm(a, lda, rows, b, panel_stride, panels, k, c, ldc, accumulate);
+}
+
 // C[.., 0 .. 31] = A * two panels of b, C[.., 32 .. 63] = A * two panels of other.
 template <class T>
 void mm_two(const T* a, int64_t lda, int64_t rows, const T* b, const T* other, int64_t panel_stride, int64_t k, float* c,

@@ -75,6 +75,50 @@ inline __attribute__((noinline)) void mm(const bf16* a, int64_t lda, int64_t row
         mm_bf16_rows<1>(a, lda, rows, b + p * panel_stride, panel_stride, k, c + 16 * p, ldc, accumulate);
 }
 
+// R rows by 4 panels; `meanwhile` is called twice a step, while the products wait for nothing.
+template <int R, class Meanwhile>
+void mm_few_block(const bf16* a, int64_t lda, const bf16* b, int64_t panel_stride, int64_t k, float* c, int64_t ldc,
+                  bool accumulate, const Meanwhile& meanwhile) {
+    __m512 acc[R][4];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++) acc[r][p] = accumulate ? _mm512_loadu_ps(c + r * ldc + 16 * p) : _mm512_setzero_ps();
+    for (int64_t i = 0; i < k; i += 2) {
+        __m512bh w[4];
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++) w[p] = (__m512bh)_mm512_loadu_si512(b + p * panel_stride + i * 16);
+        meanwhile();
+        meanwhile();
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            int32_t pair;
+            memcpy(&pair, a + r * lda + i, 4);
+            const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+            for (int p = 0; p < 4; p++) acc[r][p] = _mm512_dpbf16_ps(acc[r][p], x, w[p]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++) _mm512_storeu_ps(c + r * ldc + 16 * p, acc[r][p]);
+}
+
+template <class Meanwhile>
+void mm_few(const bf16* a, int64_t lda, int64_t rows, const bf16* b, int64_t panel_stride, int64_t panels, int64_t k, float* c,
+            int64_t ldc, bool accumulate, const Meanwhile& meanwhile) {
+    if (panels % 4 != 0 || rows > 6) return mm(a, lda, rows, b, panel_stride, panels, k, c, ldc, accumulate);
+    for (int64_t p = 0; p < panels; p += 4, b += 4 * panel_stride, c += 64) switch (rows) {
+            case 1: mm_few_block<1>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
+            case 2: mm_few_block<2>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
+            case 3: mm_few_block<3>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
+            case 4: mm_few_block<4>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
+            case 5: mm_few_block<5>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
+            default: mm_few_block<6>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
+        }
+}
+
 // Panels of two weights side by side: two of `b` into columns 0 .. 31 of C, two of `other` into columns 32 .. 63. Twice
 // the accumulators of a call for each, so that neither loads nor latencies hold the products up.
 inline __attribute__((noinline)) void mm_two(const bf16* a, int64_t lda, int64_t rows, const bf16* b, const bf16* other,
