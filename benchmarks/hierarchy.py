@@ -293,9 +293,11 @@ def _peer_servers(args: argparse.Namespace, load: cl.ChatLoad, device_tokens: in
     flags: tuple[str, ...]
     if args.llama_server:
         flags = ("--cache-ram", str(host_bytes >> 20))
-        llama = ps.llama_cpp(
-            args.llama_server, args.gguf, args.port + 1, *flags, slots=load.in_flight, pool=device_tokens
-        )
+        # As many slots as hold a whole conversation. Sharing the pool (--kv-unified) was slower, and it answers 500 when
+        # the running conversations outgrow it.
+        slots = min(load.in_flight, device_tokens // load.context_tokens)
+        size = device_tokens // slots
+        llama = ps.llama_cpp(args.llama_server, args.gguf, args.port + 1, *flags, slots=slots, context=size)
         entries.append((llama, cl.ask_llama_cpp))
     if args.vllm_python:
         # Blocks of 32, the smallest its CPU kernels take well: at its default of 128 a turn computes 96 tokens more again.

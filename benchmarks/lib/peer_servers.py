@@ -45,21 +45,15 @@ def forebay(model: Path, port: int, *flags: str, threads: int = 2) -> Server:
     return Server("forebay", argv, port, "m", settings=" ".join(argv[5:]))
 
 
-def llama_cpp(
-    binary: Path, gguf: Path, port: int, *flags: str, slots: int = 32, context: int = 2304, pool: int | None = None
-) -> Server:
-    """llama.cpp's server: continuous batching over ``slots``, flash attention, both threads.
-
-    Each slot has ``context`` tokens of its own, or all share a ``pool`` of so many (--kv-unified).
-    """
+def llama_cpp(binary: Path, gguf: Path, port: int, *flags: str, slots: int = 32, context: int = 2304) -> Server:
+    """llama.cpp's server: continuous batching over ``slots`` of ``context`` tokens, flash attention, both threads."""
     argv = [str(binary), "-m", str(gguf), "--host", "127.0.0.1", "--port", str(port), "-t", "2", "-tb", "2"]
-    argv += ["-np", str(slots), "-c", str(pool or slots * context), *(["--kv-unified"] if pool else [])]
-    argv += ["-b", "2048", "-ub", "512", "-fa", "on", *flags]
+    argv += ["-np", str(slots), "-c", str(slots * context), "-b", "2048", "-ub", "512", "-fa", "on", *flags]
     return Server("llama.cpp", argv, port, "m", settings=" ".join(argv[7:]))
 
 
 def vllm(python: Path, model: Path, port: int, *flags: str, eager: bool = False) -> Server:
-    """vLLM's CPU wheel with both cores bound; compiled unless ``eager``."""
+    """vLLM's CPU wheel with both cores bound and Intel's OpenMP where its environment has it; compiled unless ``eager``."""
     argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--served-model-name", "m", "--max-model-len", "4096", "--no-enable-log-requests"]
     argv += [*(["--enforce-eager"] if eager else []), *flags]
@@ -69,7 +63,12 @@ def vllm(python: Path, model: Path, port: int, *flags: str, eager: bool = False)
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    return Server("vllm", argv, port, "m", env, settings=" ".join(argv[7:]) + " VLLM_CPU_OMP_THREADS_BIND=0-1")
+    chosen = " ".join(argv[7:]) + " VLLM_CPU_OMP_THREADS_BIND=0-1"
+    openmp = python.parent.parent / "lib" / "libiomp5.so"
+    if openmp.exists():
+        env["LD_PRELOAD"] = str(openmp)  # vLLM's own log asks for it
+        chosen += " LD_PRELOAD=libiomp5.so"
+    return Server("vllm", argv, port, "m", env, settings=chosen)
 
 
 def start(server: Server, log_dir: Path, timeout_s: float = 300) -> None:
