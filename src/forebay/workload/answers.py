@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -45,6 +46,7 @@ class _Choice(msgspec.Struct):
 class _Body(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    error: Any = None  # in a stream that had begun: an object with a message, or a text
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -72,11 +74,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One event of a stream. ``text`` is everything generated in it, reasoning included."""
+    """One event of a stream. ``text`` is everything generated in it, reasoning included; ``error`` ends it."""
 
     text: str
     finish_reason: str | None
     usage: Usage | None
+    error: str | None = None
 
 
 def decode_answer(body: bytes) -> Answer:
@@ -105,6 +108,9 @@ def decode_chunk(body: bytes) -> Chunk:
         ValueError: not JSON, or of another shape.
     """
     decoded = _decode(body)
+    if decoded.error:
+        error = decoded.error
+        return Chunk("", None, None, str(error.get("message") or error) if isinstance(error, dict) else str(error))
     if not decoded.choices:
         return Chunk("", None, _usage(decoded.usage))
     choice = decoded.choices[0]

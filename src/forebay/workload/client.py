@@ -137,6 +137,8 @@ def _take_event(result: Streamed, data: bytes, now: float) -> bool:
         chunk = decode_chunk(data)
     except ValueError as error:
         raise RequestFailure(FailureKind.BAD_ANSWER, f"{error}: {_short(data)}", status=200) from error
+    if chunk.error is not None:
+        raise RequestFailure(FailureKind.SERVER_ERROR, f"in the stream: {chunk.error}", status=200)
     if chunk.text:
         result.token_times.append(now)
         result.text_parts.append(chunk.text)

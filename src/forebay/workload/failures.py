@@ -15,7 +15,7 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"  # no byte for the read timeout
     RATE_LIMITED = "rate_limited"  # 429: the server asks for patience
     UNAVAILABLE = "unavailable"  # 502, 503, 504: the server is not ready
-    SERVER_ERROR = "server_error"  # another 5xx
+    SERVER_ERROR = "server_error"  # another 5xx, 408 or 425, or an error in a stream that had begun
     REFUSED = "refused"  # 400, 413, 422: this request will never be accepted
     NOT_ALLOWED = "not_allowed"  # 401, 403, 404: no request will be accepted
     BAD_ANSWER = "bad_answer"  # 200, but not an answer we can read
@@ -55,7 +55,7 @@ def kind_of_status(status: int) -> FailureKind:
         return FailureKind.RATE_LIMITED
     if status in (502, 503, 504):
         return FailureKind.UNAVAILABLE
-    if status >= 500:
+    if status >= 500 or status in (408, 425):  # too slow, too early: not this request's fault
         return FailureKind.SERVER_ERROR
     if status in (401, 403, 404):
         return FailureKind.NOT_ALLOWED

@@ -81,8 +81,9 @@ def _run_url(name: str, record: Mapping[str, Any]) -> str:
     port = record.get("port")
     if not isinstance(port, int):
         raise UsageError(f"run {name!r} records no address", fix="give the server's address instead")
-    host = record.get("host") or "127.0.0.1"
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    host = str(record.get("host") or "127.0.0.1")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def is_ready(client: Client, *, timeout_s: float = 5.0) -> bool:

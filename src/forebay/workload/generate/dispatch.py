@@ -52,6 +52,8 @@ class Dispatch:
         self._tally = tally
         self._durable = tally.snapshot()
         self._delayed = 0
+        self._unstarted: dict[asyncio.Task[Any] | None, Work] = {}
+        """Slots that have not taken their first step."""
         self._all_read = False
         self._fatal: BaseException | None = None
         self._model = ""
@@ -126,10 +128,12 @@ class Dispatch:
                 lane.in_flight += 1
                 slot = asyncio.create_task(self._slot(lane, work))
                 lane.slots.add(slot)
+                self._unstarted[slot] = work
                 slot.add_done_callback(partial(self._slot_ended, lane))
 
     async def _slot(self, lane: Lane, work: Work | None) -> None:
         """One conversation after the other, as long as the lane has room for this slot."""
+        self._unstarted.pop(asyncio.current_task(), None)
         try:
             while work is not None:
                 try:
@@ -145,6 +149,11 @@ class Dispatch:
 
     def _slot_ended(self, lane: Lane, slot: asyncio.Task[None]) -> None:
         lane.slots.discard(slot)
+        work = self._unstarted.pop(slot, None)
+        if work is not None:
+            # Cancelled before its first step: nothing of it ran, so what it would have given back is given back here.
+            lane.in_flight -= 1
+            self._fleet.ready.appendleft(work)
         if not slot.cancelled() and (error := slot.exception()) is not None:
             self._fatal = error
 
@@ -233,6 +242,8 @@ class Dispatch:
             self._fail(work, failure.message)
         else:
             lane.limit.failed(started, now)
+            if failure.retry_after_s is not None:
+                lane.paused_until = max(lane.paused_until, now + failure.retry_after_s)
             if failure.server_is_away and lane.up:
                 self._fleet.take_out(lane, failure.message)
             work.tries += failure.kind is not FailureKind.CONNECT and failure.kind is not FailureKind.UNAVAILABLE

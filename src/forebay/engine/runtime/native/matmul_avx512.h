@@ -11,10 +11,15 @@ constexpr int64_t PREFETCH_BYTES = 4096;
 
 inline void begin_task() {}
 
-// `far`: how much further the second half of the panels lies than panel_stride says.
-template <int R, int P>
+struct Nothing {
+    FB_INLINE void operator()() const {}
+};
+
+// `far`: how much further the second half of the panels lies than panel_stride says. `meanwhile` is called twice for each
+// pair of k, while the products wait for nothing.
+template <int R, int P, class Meanwhile = Nothing>
 void mm_bf16_block(const bf16* a, int64_t lda, const bf16* b, int64_t panel_stride, int64_t k, float* c, int64_t ldc,
-                   bool accumulate, int64_t far) {
+                   bool accumulate, int64_t far, const Meanwhile& meanwhile) {
     __m512 acc[R][P];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
@@ -29,6 +34,8 @@ void mm_bf16_block(const bf16* a, int64_t lda, const bf16* b, int64_t panel_stri
             w[p] = (__m512bh)_mm512_loadu_si512(at);
             if (R == 1 || P == 1) _mm_prefetch((const char*)at + PREFETCH_BYTES, _MM_HINT_T0);
         }
+        meanwhile();
+        meanwhile();
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
             int32_t pair;
@@ -44,21 +51,21 @@ void mm_bf16_block(const bf16* a, int64_t lda, const bf16* b, int64_t panel_stri
         for (int p = 0; p < P; p++) _mm512_storeu_ps(c + r * ldc + 16 * p, acc[r][p]);
 }
 
-template <int P>
+template <int P, class Meanwhile = Nothing>
 void mm_bf16_rows(const bf16* a, int64_t lda, int64_t rows, const bf16* b, int64_t panel_stride, int64_t k, float* c,
-                  int64_t ldc, bool accumulate, int64_t far = 0) {
+                  int64_t ldc, bool accumulate, int64_t far = 0, const Meanwhile& meanwhile = {}) {
     for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r;
         const int64_t take = ceil_div(left, ceil_div(left, 6));
         const bf16* ar = a + r * lda;
         float* cr = c + r * ldc;
         switch (take) {
-            case 1: mm_bf16_block<1, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
-            case 2: mm_bf16_block<2, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
-            case 3: mm_bf16_block<3, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
-            case 4: mm_bf16_block<4, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
-            case 5: mm_bf16_block<5, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
-            default: mm_bf16_block<6, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far); break;
+            case 1: mm_bf16_block<1, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far, meanwhile); break;
+            case 2: mm_bf16_block<2, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far, meanwhile); break;
+            case 3: mm_bf16_block<3, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far, meanwhile); break;
+            case 4: mm_bf16_block<4, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far, meanwhile); break;
+            case 5: mm_bf16_block<5, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far, meanwhile); break;
+            default: mm_bf16_block<6, P>(ar, lda, b, panel_stride, k, cr, ldc, accumulate, far, meanwhile); break;
         }
         r += take;
     }
@@ -75,48 +82,12 @@ inline __attribute__((noinline)) void mm(const bf16* a, int64_t lda, int64_t row
         mm_bf16_rows<1>(a, lda, rows, b + p * panel_stride, panel_stride, k, c + 16 * p, ldc, accumulate);
 }
 
-// R rows by 4 panels; `meanwhile` is called twice a step, while the products wait for nothing.
-template <int R, class Meanwhile>
-void mm_few_block(const bf16* a, int64_t lda, const bf16* b, int64_t panel_stride, int64_t k, float* c, int64_t ldc,
-                  bool accumulate, const Meanwhile& meanwhile) {
-    __m512 acc[R][4];
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; p++) acc[r][p] = accumulate ? _mm512_loadu_ps(c + r * ldc + 16 * p) : _mm512_setzero_ps();
-    for (int64_t i = 0; i < k; i += 2) {
-        __m512bh w[4];
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; p++) w[p] = (__m512bh)_mm512_loadu_si512(b + p * panel_stride + i * 16);
-        meanwhile();
-        meanwhile();
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-            int32_t pair;
-            memcpy(&pair, a + r * lda + i, 4);
-            const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-#pragma GCC unroll 4
-            for (int p = 0; p < 4; p++) acc[r][p] = _mm512_dpbf16_ps(acc[r][p], x, w[p]);
-        }
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; p++) _mm512_storeu_ps(c + r * ldc + 16 * p, acc[r][p]);
-}
-
 template <class Meanwhile>
 void mm_few(const bf16* a, int64_t lda, int64_t rows, const bf16* b, int64_t panel_stride, int64_t panels, int64_t k, float* c,
             int64_t ldc, bool accumulate, const Meanwhile& meanwhile) {
-    if (panels % 4 != 0 || rows > 6) return mm(a, lda, rows, b, panel_stride, panels, k, c, ldc, accumulate);
-    for (int64_t p = 0; p < panels; p += 4, b += 4 * panel_stride, c += 64) switch (rows) {
-            case 1: mm_few_block<1>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
-            case 2: mm_few_block<2>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
-            case 3: mm_few_block<3>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
-            case 4: mm_few_block<4>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
-            case 5: mm_few_block<5>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
-            default: mm_few_block<6>(a, lda, b, panel_stride, k, c, ldc, accumulate, meanwhile); break;
-        }
+    if (panels % 4 != 0) return mm(a, lda, rows, b, panel_stride, panels, k, c, ldc, accumulate);
+    for (int64_t p = 0; p < panels; p += 4)
+        mm_bf16_rows<4>(a, lda, rows, b + p * panel_stride, panel_stride, k, c + 16 * p, ldc, accumulate, 0, meanwhile);
 }
 
 // Panels of two weights side by side: two of `b` into columns 0 .. 31 of C, two of `other` into columns 32 .. 63. Twice
