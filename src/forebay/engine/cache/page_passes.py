@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from forebay.engine.cache.interface import Int32Array
-from forebay.engine.cache.node import Copy, Node
+from forebay.engine.cache.node import Copy, Node, Run
 from forebay.engine.runtime.native.build import BuildError, build_extension
 
 __all__ = ["FEW_PAGES", "PagePasses", "page_passes"]
@@ -35,7 +35,7 @@ class PagePasses:
 
         py, size = ctypes.py_object, ctypes.c_ssize_t
         function("fb_pages_init", py, py)(Node, Copy)
-        self._alike = function("fb_pages_alike", py, py, size, size, size)
+        self._alike = function("fb_pages_alike", py, py, size, size, size, py)
         self.on_device = function("fb_pages_on_device", py)
         """(nodes) -> bool: every one has a device copy."""
         self.hold = function("fb_pages_hold", py, ctypes.c_int)
@@ -45,9 +45,9 @@ class PagePasses:
         whether some node is left with neither."""
         self._use = function("fb_pages_use", py, ctypes.c_void_p)
 
-    def alike(self, run: bytearray, data: bytes, start: int, stop: int, step: int) -> int:
+    def alike(self, run: Run, data: bytes, start: int, stop: int, step: int) -> int:
         """How many pages of ``step`` bytes ``run`` and data[start:stop] begin with alike."""
-        return int(self._alike(run, data, start, stop, step))
+        return int(self._alike(run.data, data, start, stop, step, run.nodes))
 
     def use(self, nodes: list[Node], table: Int32Array) -> None:
         """table[i] = nodes[i]'s device page, which there is; each was used once more."""

@@ -55,7 +55,7 @@ class PageTree:
             run = node.run
             if run is not None and run.nodes[0] is node:
                 if self._passes is not None:
-                    count = self._passes.alike(run.data, data, start, end, step)
+                    count = self._passes.alike(run, data, start, end, step)
                 else:
                     count = _pages_alike(run, data[start:end], step)
                 path += run.nodes[:count]

@@ -47,6 +47,11 @@ void set(PyObject* object, Py_ssize_t offset, PyObject* value) {
     Py_XDECREF(old);
 }
 
+// An object's first `lines` cache lines. Inlined, because GCC 12 drops calls of a function that does nothing but this.
+__attribute__((always_inline)) inline void fetch(PyObject* object, int lines) {
+    for (int i = 0; i < lines; i++) __builtin_prefetch(reinterpret_cast<const char*>(object) + 64 * i, 1);
+}
+
 long number(PyObject* object, Py_ssize_t offset) { return PyLong_AsLong(field(object, offset)); }
 // Returns the new value.
 long add(PyObject* object, Py_ssize_t offset, long more) {
@@ -107,14 +112,21 @@ FB_EXPORT PyObject* fb_pages_init(PyObject* Node, PyObject* Copy) {
     Py_RETURN_NONE;
 }
 
-// How many whole steps of `step` bytes `one` (bytearray) and `other` (bytes) from `start` on have in common.
-FB_EXPORT PyObject* fb_pages_alike(PyObject* one, PyObject* other, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t step) {
+// How many whole steps of `step` bytes `one` (bytearray) and `other` (bytes) from `start` on have in common. The pages
+// that are (the first of `nodes`, a list) will be visited next: they are fetched here, all at once and not one by one.
+FB_EXPORT PyObject* fb_pages_alike(PyObject* one, PyObject* other, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t step,
+                                   PyObject* nodes) {
     const char* a = PyByteArray_AS_STRING(one);
     const char* b = PyBytes_AS_STRING(other) + start;
     const Py_ssize_t size = PyByteArray_GET_SIZE(one), length = size < stop - start ? size : stop - start;
     Py_ssize_t same = 0;
     while (same + step <= length && memcmp(a + same, b + same, static_cast<size_t>(step)) == 0) same += step;
-    return PyLong_FromSsize_t(same / step);
+    const Py_ssize_t count = same / step;
+    for (Py_ssize_t i = 0; i < count; i++) fetch(PyList_GET_ITEM(nodes, i), 3);
+    for (Py_ssize_t i = 0; i < count; i++) fetch(field(PyList_GET_ITEM(nodes, i), node_device), 2);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyObject* copy = get(PyList_GET_ITEM(nodes, i), node_device)) fetch(field(copy, copy_page), 1);
+    return PyLong_FromSsize_t(count);
 }
 
 // True if every one of `nodes` (list) has a device copy.
