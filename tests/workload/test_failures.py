@@ -1,0 +1,119 @@
+"""Whose fault a failure is, and that what was taken is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.workload.client import Client
+from forebay.workload.failures import FailureKind, RequestFailure, kind_of_status
+from forebay.workload.generate.dispatch import Dispatch
+from forebay.workload.target import resolve
+
+
+@asynccontextmanager
+async def _answering(reply: bytes) -> AsyncIterator[Client]:
+    """A client of a server that says ``reply`` to everything."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        yield client
+    finally:
+        await client.close()
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, FailureKind.REFUSED),
+        (404, FailureKind.NOT_ALLOWED),
+        (408, FailureKind.SERVER_ERROR),
+        (425, FailureKind.SERVER_ERROR),
+        (429, FailureKind.RATE_LIMITED),
+        (500, FailureKind.SERVER_ERROR),
+        (503, FailureKind.UNAVAILABLE),
+    ],
+)
+def test_the_status_says_whether_another_try_may_help(status: int, kind: FailureKind) -> None:
+    assert kind_of_status(status) is kind
+
+
+@pytest.mark.parametrize("error", ['{"message": "out of pages", "code": 500}', '"out of pages"'])
+async def test_an_error_inside_a_stream_is_one_though_the_stream_ends_well(error: str) -> None:
+    events = f'data: {{"choices": [{{"text": "a"}}]}}\n\ndata: {{"error": {error}}}\n\ndata: [DONE]\n\n'
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    async with _answering((head + events).encode()) as client:
+        with pytest.raises(RequestFailure, match="out of pages") as caught:
+            await client.stream({"model": "m", "prompt": "x"})
+    assert caught.value.kind is FailureKind.SERVER_ERROR
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("::1", "http://[::1]:8000"), ("::", "http://[::1]:8000"), ("0.0.0.0", "http://127.0.0.1:8000")]
+)
+def test_a_run_s_address_is_one_that_can_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, url: str
+) -> None:
+    monkeypatch.setattr("forebay.workload.target.runs_dir", lambda: tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.json").write_text(json.dumps({"host": host, "port": 8000}))
+    assert resolve("mine") == url
+
+
+def _dispatch(lane: Any, works: list[Any]) -> Dispatch:
+    ready = deque(works)
+    fleet = SimpleNamespace(
+        lanes=[lane],
+        ready=ready,
+        errors=Counter(),
+        next_work=lambda _: ready.popleft() if ready else None,
+        take_out=lambda *_: setattr(lane, "up", False),
+    )
+    nothing: Any = SimpleNamespace(snapshot=lambda: None, row_tries=3)
+    return Dispatch(nothing, fleet, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+
+
+async def test_a_slot_cancelled_before_its_first_step_gives_back_its_row_and_its_place() -> None:
+    lane = SimpleNamespace(in_flight=0, slots=set(), over_limit=False, has_room=lambda _: lane.in_flight < 2)
+    works: list[Any] = [SimpleNamespace(name="first"), SimpleNamespace(name="second")]
+    dispatch = _dispatch(lane, works)
+    dispatch._fill()
+    assert lane.in_flight == 2
+    slots = list(lane.slots)
+    for slot in slots:
+        slot.cancel()
+    await asyncio.gather(*slots, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert lane.in_flight == 0
+    assert lane.slots == set()
+    assert {work.name for work in dispatch._fleet.ready} == {"first", "second"}
+
+
+async def test_retry_after_is_obeyed_on_a_503_too() -> None:
+    lane: Any = SimpleNamespace(
+        up=True, paused_until=0.0, limit=SimpleNamespace(failed=lambda *_: None), url="http://x", client=None
+    )
+    work = SimpleNamespace(tries=0)
+    dispatch = _dispatch(lane, [])
+    failure = RequestFailure(FailureKind.UNAVAILABLE, "HTTP 503", status=503, retry_after_s=7.0)
+    now = time.monotonic()
+    dispatch._went_wrong(lane, work, failure, now)  # type: ignore[arg-type]
+    assert now + 6.9 < lane.paused_until < now + 8
+    assert not lane.up
