@@ -44,9 +44,8 @@ def build_cache(
         before: called before bytes move (a seam for injected faults, see transfers.py and disk_store.py).
 
     Raises:
-        UsageError: settings that cannot work.
+        UsageError: settings that cannot work, or a disk tier's folder that cannot be used.
         RefusedError: the host tier does not fit, or the disk tier's folder is in use.
-        UsageError: that folder cannot be used.
     """
     config.validate(spec)
     if not config.host_bytes and config.disk_dir is None:

@@ -86,8 +86,8 @@ class Matcher:
         if len(where) == 1 and self._full[0]:
             places = where[0]
             passes = self._passes
-            if passes.on_device(path) if passes is not None else all(node.device for node in path):
-                # All on the device, as most are.
+            is_here = passes.on_device(path) if passes is not None else all(node.device for node in path)
+            if is_here:  # all on the device, as most are
                 places.extend([DEVICE] * len(path))
                 return len(path)
             for node in path:

@@ -39,13 +39,14 @@ protected:
     int64_t position(int64_t seq, int64_t row) const { return context(seq) - queries_of(seq) + row / group; }
     int64_t first_seen(int64_t position) const { return a.window > 0 ? most(0, position - a.window + 1) : 0; }
 
+    // A row of a task is a token of the batch and a query head.
+    int64_t row_token(const AttentionTask& task, int64_t row) const { return a.query_start[task.seq] + row / group; }
+    int64_t row_head(const AttentionTask& task, int64_t row) const { return task.head * group + row % group; }
     const T* query(const AttentionTask& task, int64_t row) const {
-        const int64_t token = a.query_start[task.seq] + row / group, head = task.head * group + row % group;
-        return static_cast<const T*>(a.q) + token * a.q_stride + head * a.dim;
+        return static_cast<const T*>(a.q) + row_token(task, row) * a.q_stride + row_head(task, row) * a.dim;
     }
     T* output(const AttentionTask& task, int64_t row) const {
-        const int64_t token = a.query_start[task.seq] + row / group, head = task.head * group + row % group;
-        return static_cast<T*>(a.out) + token * a.out_stride + head * a.v_dim;
+        return static_cast<T*>(a.out) + row_token(task, row) * a.out_stride + row_head(task, row) * a.v_dim;
     }
 
     // Row of the pools that holds key `key` of the task's head.

@@ -232,11 +232,7 @@ void run_gated(const Product& product, const LinearTask& task, const LinearIo& i
             } else {
                 fetch_ahead(reinterpret_cast<const char*>(gate + panels * panel_stride) + r / block * stretch, stretch);
                 fetch_ahead(reinterpret_cast<const char*>(up + panels * panel_stride) + r / block * stretch, stretch);
-                if (panels == 2) mm_two(a + r * lda, lda, rows, gate, up, panel_stride, w.kp, c, 64);
-                else {
-                    mm(a + r * lda, lda, rows, gate, panel_stride, panels, w.kp, c, 64, false);
-                    mm(a + r * lda, lda, rows, up, panel_stride, panels, w.kp, c + 32, 64, false);
-                }
+                mm_two(a + r * lda, lda, rows, gate, up, panel_stride, panels, w.kp, c, 64);
             }
             T* out = static_cast<T*>(io.out) + (product.first_row + task.row + r) * io.out_stride + column;
             const auto value = [&](int64_t i, int64_t j) {

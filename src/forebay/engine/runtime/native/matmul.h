@@ -6,6 +6,8 @@
 // in order, whatever the number of rows or panels, so a row's bits never depend on its neighbours; splitting k over
 // several accumulating calls at multiples of 32 changes nothing either.
 #pragma once
+#include <type_traits>
+
 #include "vec.h"
 
 #if defined(__AMX_BF16__)
@@ -62,12 +64,16 @@ void mm_few(const T* a, int64_t lda, int64_t rows, const T* b, int64_t panel_str
     mm(a, lda, rows, b, panel_stride, panels, k, c, ldc, accumulate);
 }
 
-// C[.., 0 .. 31] = A * two panels of b, C[.., 32 .. 63] = A * two panels of other.
+// Up to two panels of two weights: those of `b` into the columns of C from 0 on, those of `other` from 32 on.
 template <class T>
-void mm_two(const T* a, int64_t lda, int64_t rows, const T* b, const T* other, int64_t panel_stride, int64_t k, float* c,
-            int64_t ldc) {
-    mm(a, lda, rows, b, panel_stride, 2, k, c, ldc, false);
-    mm(a, lda, rows, other, panel_stride, 2, k, c + 32, ldc, false);
+void mm_two(const T* a, int64_t lda, int64_t rows, const T* b, const T* other, int64_t panel_stride, int64_t panels, int64_t k,
+            float* c, int64_t ldc) {
+#if defined(FB_SIDE_BY_SIDE)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (panels == 2) return mm_side_by_side(a, lda, rows, b, other, panel_stride, k, c, ldc);
+#endif
+    mm(a, lda, rows, b, panel_stride, panels, k, c, ldc, false);
+    mm(a, lda, rows, other, panel_stride, panels, k, c + 32, ldc, false);
 }
 
 }  // namespace FOREBAY_VARIANT
