@@ -58,15 +58,15 @@ class Ours:
     """Forebay's cache over ``sequences``; ``round`` times one of each operation, cold caches before each."""
 
     def __init__(self, sequences: np.ndarray) -> None:
-        from forebay.engine.cache.config import CacheConfig
+        from forebay.engine.cache.config import TierConfig
         from forebay.engine.cache.prefix_cache import PrefixCache
-        from forebay.planning.kv_spec import KVSpec, LayerGroup, Part
+        from forebay.kv.spec import KVSpec, LayerGroup, Part
 
         spec = KVSpec((LayerGroup("full", (0,), (Part("k", 1, 1, 2),)),), PAGE)
         before = resident_bytes()
         self._sequences = sequences
         self._rng = np.random.default_rng(1)
-        self._cache = cache = PrefixCache(spec, CacheConfig(device_pages=(len(sequences) * PREFIX,)))
+        self._cache = cache = PrefixCache(spec, TierConfig(device_pages=(len(sequences) * PREFIX,)))
         for sequence in sequences:
             lease = cache.open(sequence)
             assert lease is not None

@@ -71,11 +71,11 @@ def parse() -> argparse.Namespace:
 
 
 def bytes_per_token(model: Path) -> int:
-    from forebay.model.geometry import ModelGeometry
-    from forebay.planning.kv_bytes import kv_spec
+    from forebay.kv.geometry_spec import kv_spec
+    from forebay.model.families import read_geometry
 
     config = json.loads((model / "config.json").read_text())
-    return kv_spec(ModelGeometry.from_config(config), PAGE, 2).bytes_per_token
+    return kv_spec(read_geometry(config), PAGE, 2).bytes_per_token
 
 
 def pool_flags(device_bytes: int, host_bytes: int = 0, disk: Path | None = None, disk_bytes: int = 0) -> list[str]:

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from forebay.engine.runtime.kernels import load_backend
-from forebay.engine.runtime.kernels.interface import AttentionBatch, KernelBackend
+from forebay.engine.kernels import load_backend
+from forebay.engine.kernels.interface import AttentionBatch, KernelBackend
 
 SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536), "head": (49152, 576)}
 STREAM_BYTES = 300_000_000

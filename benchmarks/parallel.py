@@ -117,7 +117,7 @@ def _kimi(args: argparse.Namespace) -> list[Row]:
 
 
 def _latent(args: argparse.Namespace) -> list[Row]:
-    from forebay.engine.runtime.kernels import load_backend
+    from forebay.engine.kernels import load_backend
 
     found = compare(load_backend(threads=2), args.context, 2 * args.rounds)
     rows = [Row("latent", f"{name}, one layer", found[f"{name}_s"] * 1e3, "ms") for name in ("absorbed", "naive")]
@@ -153,7 +153,7 @@ def _ranks(args: argparse.Namespace) -> list[Row]:
 
 def _loading(args: argparse.Namespace) -> list[Row]:
     from forebay.machine.local import LocalMachine
-    from forebay.planning.build import PlanOptions, make_plan
+    from forebay.planning.make_plan import PlanOptions, make_plan
 
     rows = []
     folders = [(f"1B {form}", checkpoint(DENSE_1B, form)) for form in args.forms.split(",")]

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from forebay.engine.cache.actions import DiskPage, Piece
-from forebay.engine.cache.copier import CopyRuns, CpuCopier, native_copy_runs
-from forebay.engine.cache.disk_store import DiskStore
-from forebay.engine.cache.host_region import HostRegion
-from forebay.planning.kv_spec import KVSpec, LayerGroup, Part
+from forebay.engine.cache.actions import DiskPage, PageMapping
+from forebay.engine.cache.disk.store import DiskStore
+from forebay.engine.cache.host.region import HostRegion
+from forebay.engine.cache.transfer.copier import CopyRuns, CpuCopier, native_copy_runs
+from forebay.kv.spec import KVSpec, LayerGroup, Part
 
 SPEC = KVSpec((LayerGroup("full", tuple(range(30)), (Part("k", 3, 64, 2), Part("v", 3, 64, 2))),), page_size=16)
 PAGE_BYTES = SPEC.page_bytes(0)
@@ -69,8 +69,8 @@ def best_rates(calls: dict[str, Callable[[], None]], nbytes: int, seconds: float
 def native() -> CopyRuns | None:
     """The native library's copy, if there is a compiler (or a library already built)."""
     try:
-        from forebay.engine.runtime.kernels.library import best_copy, load_library
-        from forebay.engine.runtime.native.build import build_library
+        from forebay.engine.kernels.library import best_copy, load_library
+        from forebay.engine.kernels.native.build import build_library
 
         path = build_library()
         return None if path is None else native_copy_runs(best_copy(load_library(path)))
@@ -83,10 +83,10 @@ def memory(pages: int, seconds: float) -> dict[str, float]:
     device, region = Device(4 * pages), HostRegion.create([4 * pages], [PAGE_BYTES])
     region.fault_in()
     rng = np.random.default_rng(0)
-    scattered = Piece(
+    scattered = PageMapping(
         0, tuple(rng.permutation(4 * pages)[:pages].tolist()), tuple(rng.permutation(4 * pages)[:pages].tolist())
     )
-    in_a_row = Piece(0, tuple(range(pages)), tuple(range(pages)))
+    in_a_row = PageMapping(0, tuple(range(pages)), tuple(range(pages)))
     source, target = np.ones(pages * PAGE_BYTES, np.uint8), np.ones(pages * PAGE_BYTES, np.uint8)
     calls: dict[str, Callable[[], None]] = {"memcpy": lambda: np.copyto(target, source)}
     for way, copy_runs in (("native", native()), ("numpy", None)):

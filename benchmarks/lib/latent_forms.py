@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from forebay.engine.runtime.kernels.interface import AttentionBatch, KernelBackend, PackedLinear
+from forebay.engine.kernels.interface import AttentionBatch, KernelBackend, PackedLinear
 
 __all__ = ["LatentSizes", "compare"]
 

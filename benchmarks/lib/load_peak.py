@@ -34,10 +34,10 @@ def _status_bytes(field: str) -> int:
 def _load(folder: Path, rank: int, tp: int) -> dict[str, int]:
     import torch
 
-    from forebay.engine.runtime.checkpoint import Checkpoint
-    from forebay.engine.runtime.comm import SharedMemoryComm, shared_buffer
-    from forebay.engine.runtime.kernels import load_backend
-    from forebay.engine.runtime.loader import inspect, load
+    from forebay.engine.checkpoint.checkpoint import Checkpoint
+    from forebay.engine.distributed.collectives import SharedMemoryComm, shared_buffer
+    from forebay.engine.kernels import load_backend
+    from forebay.engine.model_executor.load_model import inspect, load
 
     torch.set_num_threads(1)
     found = inspect(folder, tp=tp)

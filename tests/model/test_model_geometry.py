@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from forebay.errors import UsageError
+from forebay.kv.geometry_spec import kv_spec, state_bytes_per_request
 from forebay.model.catalogue import entries, find, guess
+from forebay.model.families import load_geometry, read_geometry
 from forebay.model.geometry import LayerKind, ModelGeometry
-from forebay.planning.kv_bytes import kv_spec, state_bytes_per_request
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -28,7 +29,7 @@ LLAMA = {
 
 
 def geometry(**changes: Any) -> ModelGeometry:
-    return ModelGeometry.from_config({**LLAMA, **changes})
+    return read_geometry({**LLAMA, **changes})
 
 
 def test_grouped_query_keeps_a_key_and_a_value_for_each_kv_head() -> None:
@@ -64,7 +65,7 @@ def test_heads_that_do_not_divide_are_refused_with_both_numbers() -> None:
 def test_catalogue_models_keep_what_their_layers_keep(name: str, bytes_per_token: int, kinds: dict[str, int]) -> None:
     entry = find(name)
     assert entry is not None
-    model = ModelGeometry.from_config(entry.config)
+    model = read_geometry(entry.config)
     assert kv_spec(model, 64).bytes_per_token == bytes_per_token
     assert {kind.value: count for kind, count in model.kinds().items()} == kinds
 
@@ -72,14 +73,14 @@ def test_catalogue_models_keep_what_their_layers_keep(name: str, bytes_per_token
 def test_the_last_of_four_qwen3_next_layers_attends() -> None:
     entry = find("qwen3-next-80b-a3b")
     assert entry is not None
-    layers = ModelGeometry.from_config(entry.config).layers
+    layers = read_geometry(entry.config).layers
     assert [layer.kind for layer in layers[:4]] == [LayerKind.RECURRENT] * 3 + [LayerKind.FULL]
 
 
 def test_linear_attention_state_has_one_size_a_request_and_is_sharded() -> None:
     entry = find("qwen3-next-80b-a3b")
     assert entry is not None
-    model = ModelGeometry.from_config(entry.config)
+    model = read_geometry(entry.config)
     convolution = 36 * (2 * 16 * 128 + 32 * 128) * 3 * 2
     state = 36 * 32 * 128 * 128 * 4
     assert state_bytes_per_request(model, 1).total == convolution + state
@@ -88,9 +89,7 @@ def test_linear_attention_state_has_one_size_a_request_and_is_sharded() -> None:
 
 def test_a_multimodal_config_is_read_through_its_text_part() -> None:
     text = {key: value for key, value in LLAMA.items() if key != "architectures"}
-    model = ModelGeometry.from_config(
-        {"architectures": ["XForConditionalGeneration"], "text_config": text, "vision_config": {}}
-    )
+    model = read_geometry({"architectures": ["XForConditionalGeneration"], "text_config": text, "vision_config": {}})
     assert model.architecture == "XForConditionalGeneration"
     assert model.num_layers == 32
     assert model.vision == (24, 1024)
@@ -125,7 +124,7 @@ def test_a_missing_field_is_one_line_naming_file_and_field(field: str, tmp_path:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({key: value for key, value in LLAMA.items() if key != field}))
     with pytest.raises(UsageError) as caught:
-        ModelGeometry.from_file(path)
+        load_geometry(path)
     assert str(path) in caught.value.message
     assert repr(field) in caught.value.message
     assert "\n" not in caught.value.message
@@ -149,7 +148,7 @@ def test_an_unknown_kind_of_layer_is_refused_and_not_counted_as_nothing() -> Non
 def test_every_catalogue_entry_has_a_source_and_can_be_read() -> None:
     for entry in entries():
         assert entry.source.startswith("https://"), entry.name
-        assert kv_spec(ModelGeometry.from_config(entry.config), 1).bytes_per_token > 0, entry.name
+        assert kv_spec(read_geometry(entry.config), 1).bytes_per_token > 0, entry.name
 
 
 def test_names_are_found_whatever_their_case_organisation_and_variant() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import UsageError
+from forebay.kv.geometry_spec import kv_spec
 from forebay.model.gguf_header import read_gguf
 from forebay.model.source import resolve
-from forebay.planning.kv_bytes import kv_spec
 
 
 def text(value: str) -> bytes:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import UsageError
 from forebay.model.catalogue import find
-from forebay.model.geometry import ModelGeometry
+from forebay.model.families import read_geometry
 from forebay.model.parameters import Component, Share, from_geometry, rank_bytes, share_of, total_bytes
 from forebay.model.safetensors_header import checkpoint_files, read_checkpoint, read_header
 from forebay.model.source import resolve
@@ -123,13 +123,13 @@ def test_only_the_files_the_index_names_are_read(folder: Path) -> None:
 def test_formula_weights_are_the_published_sizes(name: str, published: float) -> None:
     entry = find(name)
     assert entry is not None
-    assert total_bytes(from_geometry(ModelGeometry.from_config(entry.config))) == pytest.approx(published, rel=0.02)
+    assert total_bytes(from_geometry(read_geometry(entry.config))) == pytest.approx(published, rel=0.02)
 
 
 def test_kimi_packs_only_the_routed_experts() -> None:
     entry = find("kimi-k2.5")
     assert entry is not None
-    parts = {item.name: item.size_bytes for item in from_geometry(ModelGeometry.from_config(entry.config))}
+    parts = {item.name: item.size_bytes for item in from_geometry(read_geometry(entry.config))}
     experts = 60 * 384 * 3 * 7168 * 2048
     assert parts["experts"] == experts // 2 + experts // 32 * 2
     assert parts["mlp"] == 2 * (3 * 7168 * 18432 + 60 * 3 * 7168 * 2048)

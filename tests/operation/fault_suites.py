@@ -34,7 +34,7 @@ from operator_driving import (
 from operator_peers import truncated_copy
 
 from forebay.machine.local import LocalMachine
-from forebay.servers.http import parse_address, send
+from forebay.servers.http_client import parse_address, send
 from forebay.servers.install import find_installation
 from forebay.servers.registry import server_named
 

@@ -32,7 +32,7 @@ def peer(name: str) -> Path:
 @functools.cache
 def real_model() -> Path:
     """SmolLM2-135M as a folder; skipped where its package cannot be had."""
-    code = "from forebay.engine.runtime.convert import resolve_model; print(resolve_model('smollm2'))"
+    code = "from forebay.engine.model_import.resolve import resolve_model; print(resolve_model('smollm2'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
         pytest.skip(f"the small real model cannot be had: {done.stderr.strip().splitlines()[-1]}")

@@ -20,7 +20,7 @@ def case() -> Case:
         server="embedded",
         model=real_model(),
         flags=("--device-cache", "60MB", "--host-cache", "200MB"),
-        engine="forebay.engine.runtime.worker",
+        engine="forebay.engine.worker.process",
         warm_up='name="warming up"',
         bad_flag="--no-such-flag",
         too_long=(("--context-length", "100000"), "ctx_too_long_for_model"),

@@ -9,9 +9,9 @@ import pytest
 
 from forebay.errors import RefusedError, UsageError
 from forebay.machine.processes import ProcessId
-from forebay.operation.follow import EventTail
-from forebay.operation.record import Run, RunRecord, StageTime, all_runs, create_run, open_run
-from forebay.operation.stages import compare, slowest_first
+from forebay.operation.records.event_tail import EventTail
+from forebay.operation.records.run_record import Run, RunRecord, StageTime, all_runs, create_run, open_run
+from forebay.operation.watch.stage_times import compare, slowest_first
 
 
 @pytest.fixture(autouse=True)

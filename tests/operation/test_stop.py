@@ -16,8 +16,9 @@ from operator_driving import process_state, until
 
 from forebay.machine.local import LocalMachine
 from forebay.machine.processes import ProcessId, identify
-from forebay.operation.record import Run, RunRecord, create_run
-from forebay.operation.stop import owned_processes, stop_run
+from forebay.operation.records.owned_processes import owned_processes
+from forebay.operation.records.run_record import Run, RunRecord, create_run
+from forebay.operation.stop.stop_run import stop_run
 
 MACHINE = LocalMachine()
 _PARENT = """

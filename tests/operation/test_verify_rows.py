@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from forebay.operation.probe import Asked, ProbeResult, not_run
-from forebay.operation.verify import Report, Row, Status, _compare, _observed, _pools
+from forebay.operation.verify.cache_probe import Asked, CacheProbeResult, not_run
+from forebay.operation.verify.verify import Report, Status, VerifyRow, _compare, _observed, _pools
 from forebay.servers.base import Counters, Setting
 from forebay.servers.registry import SERVERS
 
 SGLANG = SERVERS["sglang"]
 
 
-def probe(host: int | None, *, backed_up: float = 0.0, same: bool = True, warm_s: float = 0.2) -> ProbeResult:
+def probe(host: int | None, *, backed_up: float = 0.0, same: bool = True, warm_s: float = 0.2) -> CacheProbeResult:
     cached = None if host is None else {"device": 0, "host": host}
-    return ProbeResult(
+    return CacheProbeResult(
         None, Asked(1.0, 900, {}, "a"), Asked(warm_s, 900, cached, "a"), same,
         Counters(backed_up=0.0), Counters(backed_up=backed_up), "it costs nothing",
     )  # fmt: skip
 
 
-def only(rows: list[Row], name: str) -> Row:
+def only(rows: list[VerifyRow], name: str) -> VerifyRow:
     return next(row for row in rows if row.name == name)
 
 
@@ -53,8 +53,11 @@ def test_without_evidence_it_is_unknown_and_names_the_flag() -> None:
 
 
 def test_unknown_is_no_failure_and_what_is_missing_is() -> None:
-    unknown = Row("a", "on", None, None, Status.UNKNOWN, "")
-    off_asked, off = Row("b", "on", "off", None, Status.OFF, ""), Row("c", None, "off", None, Status.OFF, "")
+    unknown = VerifyRow("a", "on", None, None, Status.UNKNOWN, "")
+    off_asked, off = (
+        VerifyRow("b", "on", "off", None, Status.OFF, ""),
+        VerifyRow("c", None, "off", None, Status.OFF, ""),
+    )
     assert Report((unknown, off), not_run("")).in_effect
     assert not Report((off_asked,), not_run("")).in_effect
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from forebay.machine.interface import Machine
 from forebay.machine.recorded import RecordedMachine
-from forebay.planning.build import PlanOptions, make_plan
+from forebay.planning.make_plan import PlanOptions, make_plan
 from forebay.planning.plan import Plan
 
 __all__ = ["GB", "GIB", "codes", "nowhere", "plan", "warned"]

@@ -22,7 +22,7 @@ from plan_helpers import GB
 from forebay.machine import processes
 from forebay.machine.interface import HttpFailure
 from forebay.machine.local import LocalMachine
-from forebay.planning.build import PlanOptions, make_plan
+from forebay.planning.make_plan import PlanOptions, make_plan
 from forebay.planning.plan import Plan
 from forebay.servers.install import Installation, find_installation
 from forebay.servers.registry import server_named
@@ -86,7 +86,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def smollm2() -> str:
-    code = "from forebay.engine.runtime.convert import resolve_model; print(resolve_model('smollm2'))"
+    code = "from forebay.engine.model_import.resolve import resolve_model; print(resolve_model('smollm2'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
         pytest.skip(f"the small real model cannot be had: {done.stderr.strip().splitlines()[-1]}")

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_helpers import GB, GIB, codes, plan, warned
 
+from forebay.kv import pool_sizes as embedded
+from forebay.kv.geometry_spec import kv_spec
+from forebay.kv.spec import KVSpec
 from forebay.machine.facts import MachineFacts
 from forebay.machine.memory import Cgroup, HostMemory, ShmSpace
 from forebay.model.catalogue import find
-from forebay.model.geometry import ModelGeometry
+from forebay.model.families import read_geometry
 from forebay.model.source import resolve
-from forebay.planning import embedded
-from forebay.planning.build import PlanOptions, _room
-from forebay.planning.embedded_plan import plan_embedded
-from forebay.planning.kv_bytes import kv_spec
-from forebay.planning.kv_spec import KVSpec
+from forebay.planning.embedded.plan import plan_embedded
+from forebay.planning.make_plan import PlanOptions, _room
 from forebay.planning.plan import Plan
 from forebay.planning.request import PlanRequest
 
@@ -26,7 +26,7 @@ from forebay.planning.request import PlanRequest
 def spec(name: str, page: int = 16) -> KVSpec:
     entry = find(name)
     assert entry is not None
-    return kv_spec(ModelGeometry.from_config(entry.config), page)
+    return kv_spec(read_geometry(entry.config), page)
 
 
 def test_device_pages_are_the_total_over_the_ranks() -> None:

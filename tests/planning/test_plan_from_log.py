@@ -10,8 +10,9 @@ import pytest
 from plan_helpers import DATA
 
 from forebay.errors import UsageError
-from forebay.planning.from_log import LogReport, check_log
-from forebay.planning.log_figures import read_figures
+from forebay.planning.log_check.check import check_log
+from forebay.planning.log_check.figures import read_figures
+from forebay.planning.log_check.report import LogReport
 
 CASES, SGLANG, VLLM = DATA / "cases", DATA / "captures" / "sglang", DATA / "captures" / "vllm"
 

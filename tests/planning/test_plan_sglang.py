@@ -13,9 +13,9 @@ from plan_helpers import GB, GIB, codes, plan, warned
 from forebay.errors import UsageError
 from forebay.machine.recorded import RecordedMachine
 from forebay.model.catalogue import names
-from forebay.planning.build import PlanOptions, make_plan
+from forebay.planning.make_plan import PlanOptions, make_plan
 from forebay.planning.plan import from_json
-from forebay.planning.sglang_memory import Cell, Load, default_static_fraction, device_pool
+from forebay.planning.sglang.device_memory import KVBytesPerToken, WeightLoad, default_static_fraction, device_pool
 
 
 def test_a_host_pool_has_one_page_more_than_its_size_holds() -> None:
@@ -82,7 +82,7 @@ def test_more_memory_never_allows_less(memory: int, more: int) -> None:
 def test_a_device_pool_stays_in_its_budget_and_grows_with_it(
     budget: int, more: int, page: int, window: int, state: int
 ) -> None:
-    size = Cell(full_bytes=8192, window_bytes=window, index_bytes=0, state_bytes=state)
+    size = KVBytesPerToken(full_bytes=8192, window_bytes=window, index_bytes=0, state_bytes=state)
     small, large = device_pool(budget, size, page), device_pool(budget + more, size, page)
     assert small.kv_bytes + (small.state_bytes if small.tokens else 0) <= max(budget, 0) + state
     one_state = state // 8192 + page  # one more whole state may take these tokens' place
@@ -92,9 +92,9 @@ def test_a_device_pool_stays_in_its_budget_and_grows_with_it(
 
 def test_default_fraction_follows_the_gpu_and_the_batch() -> None:
     """80 GiB, TP 8, latent: 512 + 8192 x 1.5 + 1024 + 512 x 2 + 1536 MiB are left."""
-    load = Load(gpu_mib=81920, tp=8, pp=1, attention_dp=1, latent=True, vision=None)
+    load = WeightLoad(gpu_mib=81920, tp=8, pp=1, attention_dp=1, latent=True, vision=None)
     assert default_static_fraction(load) == round((81920 - 16384) / 81920, 3)
-    small = Load(gpu_mib=24576, tp=4, pp=1, attention_dp=1, latent=False, vision=None)
+    small = WeightLoad(gpu_mib=24576, tp=4, pp=1, attention_dp=1, latent=False, vision=None)
     # 4,096 tokens a chunk and batches of 160; 50 prefill graphs of 8 MiB
     assert default_static_fraction(small) == round((24576 - (512 + 6144 + 512 + 320 + 50 * 8)) / 24576, 3)
 

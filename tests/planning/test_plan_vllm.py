@@ -8,14 +8,15 @@ import pytest
 from plan_helpers import GB, GIB, codes, plan, warned
 
 from forebay.model.catalogue import find
+from forebay.model.families import read_geometry
 from forebay.model.geometry import ModelGeometry
-from forebay.planning.vllm_memory import groups, largest_length, pool
+from forebay.planning.vllm.device_memory import groups, largest_length, pool
 
 
 def geometry(name: str) -> ModelGeometry:
     entry = find(name)
     assert entry is not None
-    return ModelGeometry.from_config(entry.config)
+    return read_geometry(entry.config)
 
 
 def test_offloading_size_is_gib_in_total_over_the_ranks() -> None:
@@ -54,7 +55,7 @@ def test_lmcache_in_the_process_is_per_rank() -> None:
 def test_a_tier_larger_than_dev_shm_is_refused_though_the_memory_is_there(tmp_path: object) -> None:
     from forebay.machine.facts import MachineFacts
     from forebay.machine.memory import HostMemory, ShmSpace
-    from forebay.planning import build
+    from forebay.planning import make_plan as build
 
     memory = HostMemory(900 * GB, 800 * GB, 0, 0, None, ShmSpace(64 * 2**20, 64 * 2**20), None, ())
     facts = MachineFacts(1, "box", 0.0, 8, memory, ())

@@ -11,7 +11,7 @@ from forebay.errors import RefusedError, UsageError
 from forebay.machine.interface import HttpFailureKind
 from forebay.servers.base import Condition, ProcessView, Role, StartRequest
 from forebay.servers.flags import flag_value, has_flag
-from forebay.servers.http import Answer, parse_address
+from forebay.servers.http_client import ServerAnswer, parse_address
 from forebay.servers.install import Installation, find_installation
 from forebay.servers.prometheus import parse_metrics
 from forebay.servers.registry import SERVERS, server_named, server_of_command
@@ -25,8 +25,8 @@ def body_of(path: Path) -> bytes:
     return path.read_bytes().replace(b"\r\n", b"\n").partition(b"\n\n")[2]
 
 
-def answer(status: int, body: bytes = b"", seconds: float = 0.01) -> Answer:
-    return Answer(status, body, seconds)
+def answer(status: int, body: bytes = b"", seconds: float = 0.01) -> ServerAnswer:
+    return ServerAnswer(status, body, seconds)
 
 
 def test_the_status_decides_and_the_empty_body_is_never_asked() -> None:
@@ -39,8 +39,8 @@ def test_the_status_decides_and_the_empty_body_is_never_asked() -> None:
 
 @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
 def test_refused_is_not_up_and_silence_is_not_refusal(server: object) -> None:
-    refused = Answer(None, b"", 0.0, HttpFailureKind.REFUSED)
-    silent = Answer(None, b"", 30.0, HttpFailureKind.TIMEOUT)
+    refused = ServerAnswer(None, b"", 0.0, HttpFailureKind.REFUSED)
+    silent = ServerAnswer(None, b"", 30.0, HttpFailureKind.TIMEOUT)
     assert server.read_health(refused).condition is Condition.REFUSED  # type: ignore[attr-defined]
     assert server.read_health(silent).condition is Condition.SILENT  # type: ignore[attr-defined]
 

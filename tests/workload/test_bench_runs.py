@@ -15,7 +15,7 @@ from forebay.errors import NotInEffectError, UsageError
 from forebay.workload.bench.compare import Comparison, compare
 from forebay.workload.bench.result import Result
 from forebay.workload.bench.run import measure
-from forebay.workload.bench.settings import BenchSettings, CacheState, Workload
+from forebay.workload.bench.settings import BenchSettings, CacheTemperature, Workload
 
 _SMALL = BenchSettings(workload=Workload.FIXED, sessions=8, concurrency=4, input_tokens=200, output_tokens=6, seed=1)
 
@@ -36,8 +36,8 @@ async def _measured(options: null.Options, *settings: BenchSettings) -> list[Res
 
 
 async def test_cold_misses_and_warm_hits_with_the_same_prompts() -> None:
-    cold = _with(_SMALL, cache=CacheState.COLD)
-    warm = _with(_SMALL, cache=CacheState.WARM)
+    cold = _with(_SMALL, cache=CacheTemperature.COLD)
+    warm = _with(_SMALL, cache=CacheTemperature.WARM)
     first, second, third = await _measured(null.Options(cache_blocks=10**5), cold, warm, cold)
     assert (first.cache.seen, first.cached_tokens, third.cached_tokens) == (True, 0, 0)
     assert second.cached_tokens is not None
@@ -49,16 +49,16 @@ async def test_cold_misses_and_warm_hits_with_the_same_prompts() -> None:
 
 async def test_cold_on_a_server_that_cannot_flush_is_not_in_effect() -> None:
     with pytest.raises(NotInEffectError, match="cannot flush"):
-        await _measured(null.Options(cache_blocks=10**5, flushable=False), _with(_SMALL, cache=CacheState.COLD))
+        await _measured(null.Options(cache_blocks=10**5, flushable=False), _with(_SMALL, cache=CacheTemperature.COLD))
 
 
 async def test_warm_on_a_server_whose_cache_is_too_small_is_not_in_effect() -> None:
     with pytest.raises(NotInEffectError, match="none of their tokens was cached"):
-        await _measured(null.Options(cache_blocks=1), _with(_SMALL, cache=CacheState.WARM))
+        await _measured(null.Options(cache_blocks=1), _with(_SMALL, cache=CacheTemperature.WARM))
 
 
 async def test_a_server_that_does_not_report_hits_is_flushed_but_not_seen_to_be() -> None:
-    (result,) = await _measured(null.Options(), _with(_SMALL, cache=CacheState.COLD))
+    (result,) = await _measured(null.Options(), _with(_SMALL, cache=CacheTemperature.COLD))
     assert (result.cache.seen, result.cached_tokens) == (False, None)
     assert "reports no cached tokens" in result.cache.evidence
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import UsageError
-from forebay.workload.bench.prompts import Maker
+from forebay.workload.bench.load_script import write_script
+from forebay.workload.bench.prompts import PromptGenerator
 from forebay.workload.bench.result import judge_cache
-from forebay.workload.bench.scripts import write_script
-from forebay.workload.bench.settings import BenchSettings, CacheState, Workload
+from forebay.workload.bench.settings import BenchSettings, CacheTemperature, Workload
 
-_MAKER = Maker("salt", 1000)
+_MAKER = PromptGenerator("salt", 1000)
 
 
 def _trace(folder: Path) -> Path:
@@ -54,7 +54,7 @@ def test_a_trace_scales_down_as_a_whole_and_says_what_it_leaves_out(tmp_path: Pa
 def test_another_salt_shares_nothing_and_the_same_salt_everything() -> None:
     settings = BenchSettings(workload=Workload.FIXED, sessions=3, input_tokens=50)
 
-    def prompts(maker: Maker) -> list[list[int]]:
+    def prompts(maker: PromptGenerator) -> list[list[int]]:
         return [session.ask(0, []).body["prompt"] for session in write_script(settings, maker).sessions]
 
     assert prompts(_MAKER) == prompts(_MAKER)
@@ -84,7 +84,7 @@ def test_bad_workloads_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs a trace"):
         BenchSettings(workload=Workload.TRACE)
     with pytest.raises(UsageError, match="played twice in real time"):
-        BenchSettings(workload=Workload.TRACE, trace=tmp_path, cache=CacheState.WARM)
+        BenchSettings(workload=Workload.TRACE, trace=tmp_path, cache=CacheTemperature.WARM)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"timestamp": 0}\n', encoding="utf-8")
     with pytest.raises(UsageError, match=r"bad\.jsonl:1 is no trace record"):

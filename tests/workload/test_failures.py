@@ -16,7 +16,7 @@ import pytest
 
 from forebay.workload.client import Client
 from forebay.workload.failures import FailureKind, RequestFailure, kind_of_status
-from forebay.workload.generate.dispatch import Dispatch
+from forebay.workload.generate.dispatch import Dispatcher
 from forebay.workload.target import resolve
 
 
@@ -77,7 +77,7 @@ def test_a_run_s_address_is_one_that_can_be_asked(
     assert resolve("mine") == url
 
 
-def _dispatch(lane: Any, works: list[Any]) -> Dispatch:
+def _dispatch(lane: Any, works: list[Any]) -> Dispatcher:
     ready = deque(works)
     fleet = SimpleNamespace(
         lanes=[lane],
@@ -87,7 +87,7 @@ def _dispatch(lane: Any, works: list[Any]) -> Dispatch:
         take_out=lambda *_: setattr(lane, "up", False),
     )
     nothing: Any = SimpleNamespace(snapshot=lambda: None, row_tries=3)
-    return Dispatch(nothing, fleet, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+    return Dispatcher(nothing, fleet, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
 
 
 async def test_a_slot_cancelled_before_its_first_step_gives_back_its_row_and_its_place() -> None:

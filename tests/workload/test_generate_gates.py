@@ -11,35 +11,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.workload.answers import Answer
+from forebay.workload.answers import CompletionAnswer
 from forebay.workload.failures import FailureKind, RequestFailure
-from forebay.workload.generate.gates import Action, Gate, GatePolicy, check_answer, repeats
+from forebay.workload.generate.quality_filters import FilterAction, FilterPolicy, QualityFilter, check_answer, repeats
 from forebay.workload.generate.rows import Row
 from forebay.workload.generate.settings import GenerateSettings, Sampling
-from forebay.workload.generate.turns import Turn, Work, ask_turn
+from forebay.workload.generate.turns import Turn, WorkItem, ask_turn
 
-_POLICY = GatePolicy.default()
+_POLICY = FilterPolicy.default()
 
 
-def _answer(content: str, finish: str = "stop", reasoning: str | None = None) -> Answer:
-    return Answer(content, reasoning, finish, None)
+def _answer(content: str, finish: str = "stop", reasoning: str | None = None) -> CompletionAnswer:
+    return CompletionAnswer(content, reasoning, finish, None)
 
 
 @pytest.mark.parametrize(
     ("answer", "gates"),
     [
         (_answer("fine"), []),
-        (_answer(" \n"), [Gate.EMPTY]),
-        (_answer("cut", "length"), [Gate.TRUNCATED]),
-        (_answer("<think>hm"), [Gate.UNCLOSED_REASONING]),
+        (_answer(" \n"), [QualityFilter.EMPTY]),
+        (_answer("cut", "length"), [QualityFilter.TRUNCATED]),
+        (_answer("<think>hm"), [QualityFilter.UNCLOSED_REASONING]),
         (_answer("<think>hm</think>yes"), []),
-        (_answer("", "length", "hm hm"), [Gate.UNCLOSED_REASONING, Gate.TRUNCATED]),
-        (_answer("", "stop", "hm"), [Gate.EMPTY]),
-        (_answer("and so on " * 40), [Gate.REPEATING]),
-        (_answer("yes", "stop", "wait, " * 60), [Gate.REPEATING]),
+        (_answer("", "length", "hm hm"), [QualityFilter.UNCLOSED_REASONING, QualityFilter.TRUNCATED]),
+        (_answer("", "stop", "hm"), [QualityFilter.EMPTY]),
+        (_answer("and so on " * 40), [QualityFilter.REPEATING]),
+        (_answer("yes", "stop", "wait, " * 60), [QualityFilter.REPEATING]),
     ],
 )
-def test_each_gate_sees_its_fault(answer: Answer, gates: list[Gate]) -> None:
+def test_each_gate_sees_its_fault(answer: CompletionAnswer, gates: list[QualityFilter]) -> None:
     assert check_answer(answer, _POLICY) == gates
 
 
@@ -55,23 +55,23 @@ def test_text_that_goes_on_saying_new_things_is_no_loop(numbers: list[int]) -> N
 
 
 def _ask(
-    answers: list[Answer | RequestFailure], policy: GatePolicy, temperature: float = 0.0
+    answers: list[CompletionAnswer | RequestFailure], policy: FilterPolicy, temperature: float = 0.0
 ) -> tuple[Turn, list[int]]:
     settings = GenerateSettings(Path("in"), Path("out"), (), Sampling(max_tokens=10, temperature=temperature), policy)
     asked: list[int] = []
 
-    async def chat(body: dict[str, Any]) -> Answer:
+    async def chat(body: dict[str, Any]) -> CompletionAnswer:
         asked.append(body["max_tokens"])
         answer = answers[len(asked) - 1]
         if isinstance(answer, RequestFailure):
             raise answer
         return answer
 
-    work = Work(bytes(16), Row(bytes(16), None, (), ("q",)))
+    work = WorkItem(bytes(16), Row(bytes(16), None, (), ("q",)))
     return asyncio.run(ask_turn(settings, "m", work, chat)), asked
 
 
-_RETRY = replace(_POLICY, actions=dict.fromkeys(Gate, Action.RETRY))
+_RETRY = replace(_POLICY, actions=dict.fromkeys(QualityFilter, FilterAction.RETRY))
 
 
 def test_a_cut_answer_is_asked_again_with_twice_the_tokens_until_it_ends() -> None:
@@ -81,12 +81,12 @@ def test_a_cut_answer_is_asked_again_with_twice_the_tokens_until_it_ends() -> No
 
 def test_retries_end_in_setting_aside() -> None:
     turn, asked = _ask([_answer("a", "length")] * 3, _RETRY)
-    assert (turn.set_aside, asked) == (Gate.TRUNCATED, [10, 20, 40])
+    assert (turn.set_aside, asked) == (QualityFilter.TRUNCATED, [10, 20, 40])
 
 
 def test_a_longer_retry_that_the_server_refuses_leaves_the_answer_before_it() -> None:
     turn, _ = _ask([_answer("a", "length"), RequestFailure(FailureKind.REFUSED, "too long")], _RETRY)
-    assert (turn.answer.content, turn.set_aside) == ("a", Gate.TRUNCATED)
+    assert (turn.answer.content, turn.set_aside) == ("a", QualityFilter.TRUNCATED)
 
 
 def test_asking_again_the_same_way_is_no_retry() -> None:
@@ -96,5 +96,5 @@ def test_asking_again_the_same_way_is_no_retry() -> None:
 
 
 def test_kept_faults_are_still_recorded() -> None:
-    turn, _ = _ask([_answer("a", "length")], replace(_POLICY, actions=dict.fromkeys(Gate, Action.KEEP)))
-    assert (turn.set_aside, turn.gates) == (None, [Gate.TRUNCATED])
+    turn, _ = _ask([_answer("a", "length")], replace(_POLICY, actions=dict.fromkeys(QualityFilter, FilterAction.KEEP)))
+    assert (turn.set_aside, turn.gates) == (None, [QualityFilter.TRUNCATED])

@@ -26,7 +26,7 @@ import json, os, sys, threading, time
 from pathlib import Path
 import ray
 from forebay.workload.generate.settings import GenerateSettings, Sampling
-from forebay.workload.ray import generate
+from forebay.workload.generate.ray import generate
 source, folder, url, out, kill_after = sys.argv[1:]
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20,
          runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}})

@@ -14,9 +14,9 @@ from workload_processes import ROOT
 
 from forebay.errors import DeadError
 from forebay.workload.client import Client
-from forebay.workload.generate.lanes import Fleet, Lane
-from forebay.workload.generate.revive import Reviver, StartBudget, up_command
-from forebay.workload.limits import ConcurrencyLimit
+from forebay.workload.concurrency_limit import ConcurrencyLimit
+from forebay.workload.generate.restart import ServerRestarter, StartBudget, up_command
+from forebay.workload.generate.server_pool import ServerEndpoint, ServerPool
 from forebay.workload.target import up_address
 
 
@@ -60,10 +60,10 @@ def _starter(folder: Path, port: int) -> list[str]:
 
 async def test_a_dead_server_is_started_again_and_its_lane_comes_back(tmp_path: Path) -> None:
     port = _free_port()
-    reviver = Reviver(_starter(tmp_path, port), StartBudget(starts=2, first_delay_s=0.05))
-    lane = Lane(f"http://127.0.0.1:{port}", Client(f"http://127.0.0.1:{port}"), ConcurrencyLimit())
+    reviver = ServerRestarter(_starter(tmp_path, port), StartBudget(starts=2, first_delay_s=0.05))
+    lane = ServerEndpoint(f"http://127.0.0.1:{port}", Client(f"http://127.0.0.1:{port}"), ConcurrencyLimit())
     events: list[str] = []
-    fleet = Fleet([lane], model=None, reviver=reviver, wait_s=60, on_event=lambda name, *_: events.append(name))
+    fleet = ServerPool([lane], model=None, reviver=reviver, wait_s=60, on_event=lambda name, *_: events.append(name))
     try:
         assert (await fleet.first_ready()).model == "null"
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from forebay.workload.limits import ConcurrencyLimit
+from forebay.workload.concurrency_limit import ConcurrencyLimit
 
 _TOKENS = 100
 

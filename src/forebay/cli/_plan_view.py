@@ -12,8 +12,8 @@ from rich.table import Table
 from forebay.sizes import format_binary, format_size
 
 if TYPE_CHECKING:
-    from forebay.planning.from_log import LogReport
-    from forebay.planning.plan import Plan, Step
+    from forebay.planning.log_check.report import LogReport
+    from forebay.planning.plan import Plan, Quantity
 
 __all__ = ["show", "show_log"]
 
@@ -99,7 +99,7 @@ def _size(count: int | None) -> str:
     return "unknown" if count is None else format_size(count)
 
 
-def _value(step: Step) -> str:
+def _value(step: Quantity) -> str:
     if step.value is None:
         return "unknown"
     if step.unit == "bytes":

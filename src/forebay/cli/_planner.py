@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from forebay.machine.interface import Machine
-from forebay.operation.planner import Planned, PlanRequest
-from forebay.planning.build import PlanOptions, make_plan
+from forebay.operation.start.plan_interface import UpPlan, UpPlanRequest
+from forebay.planning.make_plan import PlanOptions, make_plan
 
 __all__ = ["plan_for_up"]
 
 
-def plan_for_up(request: PlanRequest, machine: Machine) -> Planned:
+def plan_for_up(request: UpPlanRequest, machine: Machine) -> UpPlan:
     """Plan ``request`` on ``machine``.
 
     Raises:
@@ -27,4 +27,4 @@ def plan_for_up(request: PlanRequest, machine: Machine) -> Planned:
         env=dict(request.env),
     )
     plan = make_plan(options, machine)
-    return Planned(plan.fits, tuple(plan.command), plan.env, plan.to_json())
+    return UpPlan(plan.fits, tuple(plan.command), plan.env, plan.to_json())

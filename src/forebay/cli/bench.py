@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from forebay.errors import UsageError
-from forebay.workload.bench.settings import BenchSettings, CacheState, Workload
+from forebay.workload.bench.settings import BenchSettings, CacheTemperature, Workload
 
 __all__ = ["command"]
 
@@ -22,7 +22,7 @@ __all__ = ["command"]
 @click.option(
     "--workload", type=click.Choice([w.value for w in Workload]), help="[default: chat, or by --trace/--prompts]"
 )
-@click.option("--cache", type=click.Choice([c.value for c in CacheState]), default="as-is", show_default=True)
+@click.option("--cache", type=click.Choice([c.value for c in CacheTemperature]), default="as-is", show_default=True)
 @click.option("--concurrency", default=16, show_default=True, help="Closed loop: sessions in flight.")
 @click.option("--rate", type=float, help="Open loop: sessions a second, Poisson.")
 @click.option("--sessions", type=click.IntRange(min=1), help="Sessions, requests, trace records or prompts at most.")
@@ -92,7 +92,7 @@ def _settings(options: dict[str, Any]) -> BenchSettings:
         named = "prompts" if options["prompts"] else "chat"
     timed, tokens = not options.pop("closed"), not options.pop("words")
     return BenchSettings(
-        workload=Workload(named), cache=CacheState(options.pop("cache")), timed=timed, tokens=tokens, **options
+        workload=Workload(named), cache=CacheTemperature(options.pop("cache")), timed=timed, tokens=tokens, **options
     )
 
 

@@ -24,8 +24,8 @@ def command(name: str, drain_seconds: float | None, as_json: bool) -> int:
     Exit 0 nothing is left, 8 something is (it says what, and who holds it).
     """
     from forebay.machine.local import LocalMachine
-    from forebay.operation.record import open_run
-    from forebay.operation.stop import stop_run
+    from forebay.operation.records.run_record import open_run
+    from forebay.operation.stop.stop_run import stop_run
 
     run = open_run(name)
     tell = (lambda _text: None) if as_json else click.echo

@@ -10,20 +10,20 @@ from typing import Any
 import click
 
 from forebay.errors import ExitCode, UsageError
-from forebay.workload.generate.gates import Action, Gate, GatePolicy
-from forebay.workload.generate.job import Outcome, run_job
+from forebay.workload.generate.job import JobOutcome, run_job
 from forebay.workload.generate.progress import Progress
+from forebay.workload.generate.quality_filters import FilterAction, FilterPolicy, QualityFilter
 from forebay.workload.generate.settings import GenerateSettings, Sampling
 from forebay.workload.target import resolve, up_address
 
 __all__ = ["command"]
 
 _Command = Callable[..., int]
-_ACTIONS = click.Choice([action.value for action in Action])
-_DEFAULTS = GatePolicy.default()
+_ACTIONS = click.Choice([action.value for action in FilterAction])
+_DEFAULTS = FilterPolicy.default()
 
 
-def _gate_option(gate: Gate, text: str) -> Callable[[_Command], _Command]:
+def _gate_option(gate: QualityFilter, text: str) -> Callable[[_Command], _Command]:
     flag = "--on-" + gate.value.replace("_", "-")
     default = _DEFAULTS.actions[gate].value
     return click.option(flag, type=_ACTIONS, default=default, show_default=True, help=text)
@@ -42,10 +42,10 @@ def _gate_option(gate: Gate, text: str) -> Callable[[_Command], _Command]:
 @click.option("--top-k", type=int)
 @click.option("--seed", type=int, help="Make sampled answers repeatable.")
 @click.option("--extra-body", metavar="JSON", help="Further request fields, such as chat_template_kwargs.")
-@_gate_option(Gate.TRUNCATED, "Answers cut at --max-tokens.")
-@_gate_option(Gate.EMPTY, "Answers without text.")
-@_gate_option(Gate.REPEATING, "Answers that end in a loop.")
-@_gate_option(Gate.UNCLOSED_REASONING, "Reasoning that never ends.")
+@_gate_option(QualityFilter.TRUNCATED, "Answers cut at --max-tokens.")
+@_gate_option(QualityFilter.EMPTY, "Answers without text.")
+@_gate_option(QualityFilter.REPEATING, "Answers that end in a loop.")
+@_gate_option(QualityFilter.UNCLOSED_REASONING, "Reasoning that never ends.")
 @click.option("--gate-retries", default=2, show_default=True, help="Asks after the first one, for `retry`.")
 @click.option("--field", "field_name", help="Field with the conversation or prompt [default: the usual names].")
 @click.option("--split", help="Split of a dataset folder.")
@@ -92,8 +92,8 @@ def _settings(options: dict[str, Any]) -> GenerateSettings:
         raise UsageError("--extra-body is not a JSON object", fix="""--extra-body '{"min_p": 0.1}'""")
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     sampling = Sampling(**{name: options.pop(name) for name in names}, extra=parsed)
-    actions = {gate: Action(options.pop(f"on_{gate.value}")) for gate in Gate}
-    gates = GatePolicy(actions, retries=options.pop("gate_retries"))
+    actions = {gate: FilterAction(options.pop(f"on_{gate.value}")) for gate in QualityFilter}
+    gates = FilterPolicy(actions, retries=options.pop("gate_retries"))
     servers, up = options.pop("servers"), options.pop("up")
     if not servers and not up:
         raise UsageError("no server to ask", fix="--server http://HOST:PORT, --server RUN, or --up PLAN")
@@ -104,7 +104,7 @@ def _settings(options: dict[str, Any]) -> GenerateSettings:
     )
 
 
-def _report(settings: GenerateSettings, outcome: Outcome, as_json: bool) -> None:
+def _report(settings: GenerateSettings, outcome: JobOutcome, as_json: bool) -> None:
     counts = outcome.counts
     if as_json:
         files = [str(path) for path in outcome.written.files] if outcome.written else []

@@ -68,8 +68,8 @@ def command(model: str | None, log: Path | None, as_json: bool, explain: bool, *
     if model is None:
         raise UsageError("which model? give a folder, a .gguf file, a hub id or a name", fix="forebay plan smollm2")
     from forebay.machine.local import LocalMachine
-    from forebay.planning.build import PlanOptions, make_plan
-    from forebay.planning.installed import version_of
+    from forebay.planning.arithmetic.installed_version import version_of
+    from forebay.planning.make_plan import PlanOptions, make_plan
 
     said = {
         "tp": options["tp"],
@@ -101,7 +101,7 @@ def command(model: str | None, log: Path | None, as_json: bool, explain: bool, *
 
 
 def _from_log(path: Path, model: str | None, as_json: bool, options: dict[str, Any]) -> int:
-    from forebay.planning.from_log import check_log
+    from forebay.planning.log_check.check import check_log
 
     report = check_log(
         path,

@@ -21,8 +21,8 @@ def command(name: str | None, everything: bool, as_json: bool) -> int:
     A run that ended is shown with --all, or while something of it is left.
     """
     from forebay.machine.local import LocalMachine
-    from forebay.operation.overview import overview
-    from forebay.operation.record import open_run
+    from forebay.operation.records.run_list import overview
+    from forebay.operation.records.run_record import open_run
 
     if name is not None:
         open_run(name)

@@ -78,7 +78,7 @@ def command(**options: Any) -> int:
     from forebay.cli._live import Screen
     from forebay.cli._planner import plan_for_up
     from forebay.machine.local import LocalMachine
-    from forebay.operation.bring_up import BringUp, UpOptions
+    from forebay.operation.start.bring_up import BringUp, UpOptions
 
     signal.signal(signal.SIGTERM, _as_interrupt)
     signal.signal(signal.SIGHUP, _as_interrupt)

@@ -29,8 +29,8 @@ def command(target: str, log: str | None, server: str | None, probe_seconds: flo
     names the flag that would tell.
     """
     from forebay.machine.local import LocalMachine
-    from forebay.operation.subject import guess_server, listener_argv, target_of
-    from forebay.operation.verify import Subject, verify, verify_run
+    from forebay.operation.verify.verify import VerifyTarget, verify, verify_run
+    from forebay.operation.watch.target import guess_server, listener_argv, target_of
 
     def tell(text: str) -> None:
         click.echo(text, err=True)
@@ -41,7 +41,7 @@ def command(target: str, log: str | None, server: str | None, probe_seconds: flo
         report = verify_run(machine, found.run, probe_s=probe_seconds, tell=tell)
     else:
         argv = listener_argv(machine, found.address)
-        subject = Subject(guess_server(machine, found), found.address, argv, found.log)
+        subject = VerifyTarget(guess_server(machine, found), found.address, argv, found.log)
         report = verify(machine, subject, probe_s=probe_seconds, even_if_busy=force, tell=tell)
     if as_json:
         rows = [row.as_json() for row in report.rows]

@@ -41,9 +41,9 @@ def command(
     """
     from forebay.cli._live import Screen
     from forebay.machine.local import LocalMachine
-    from forebay.operation.judge import Limits
-    from forebay.operation.subject import target_of
     from forebay.operation.wait import Waiting, wait_for
+    from forebay.operation.watch.health_state import Limits
+    from forebay.operation.watch.target import target_of
 
     machine = LocalMachine()
     screen = Screen(as_json=as_json)

@@ -175,20 +175,21 @@ def _serve(config: EngineConfig, memory_bytes: int | None, shm_bytes: int | None
 
     listener = open_listener(config.http.host, config.http.port)
 
-    from forebay.engine.api.link import EngineLink
-    from forebay.engine.api.workers import WorkerGroup
+    from forebay.engine.api.engine_client import EngineClient
+    from forebay.engine.api.worker_processes import WorkerGroup
     from forebay.engine.events import EventLog
-    from forebay.engine.runtime.ipc import Endpoints
-    from forebay.engine.runtime.worker import Machine, name_process
+    from forebay.engine.ipc.sockets import Endpoints
+    from forebay.engine.worker.process import name_process
+    from forebay.engine.worker.start import HostSpec
 
     name_process("forebay::front")
     log = EventLog(config.process.log_format)
     endpoints = Endpoints.create()
     try:
-        link = EngineLink(endpoints)
-        workers = WorkerGroup(config, endpoints, Machine(memory_bytes, shm_bytes))
+        link = EngineClient(endpoints)
+        workers = WorkerGroup(config, endpoints, HostSpec(memory_bytes, shm_bytes))
         workers.spawn(0)
-        from forebay.engine.api.server import run_server
+        from forebay.engine.api.api_server import run_server
 
         return run_server(config, listener, link, workers, endpoints, log, _STARTED_AT)
     finally:

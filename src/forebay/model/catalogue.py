@@ -13,11 +13,11 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["Entry", "entries", "find", "guess", "names"]
+__all__ = ["CatalogueEntry", "entries", "find", "guess", "names"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One model.
 
     Args:
@@ -36,14 +36,14 @@ class Entry:
 
 
 @cache
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[CatalogueEntry, ...]:
     """Every model of the catalogue; families share the fields under ``base``."""
     data = json.loads(resources.files("forebay.model").joinpath("catalogue.json").read_text(encoding="utf-8"))
     found = []
     for item in data["models"]:
         config = {**data["bases"].get(item.get("base", ""), {}), **item["config"]}
         aliases = tuple(item.get("aliases", ()))
-        found.append(Entry(item["name"], aliases, item["source"], config, item.get("weights_known", True)))
+        found.append(CatalogueEntry(item["name"], aliases, item["source"], config, item.get("weights_known", True)))
     return tuple(found)
 
 
@@ -52,7 +52,7 @@ def names() -> list[str]:
     return sorted(entry.name for entry in entries())
 
 
-def find(text: str) -> Entry | None:
+def find(text: str) -> CatalogueEntry | None:
     """The entry that ``text`` names exactly, in any case; a hub organisation and a variant suffix are ignored.
 
     ``Qwen/Qwen3-235B-A22B-Instruct-2507-FP8`` is ``qwen3-235b-a22b`` with other weights: its cache is the same.
@@ -64,13 +64,13 @@ def find(text: str) -> Entry | None:
     return None
 
 
-def guess(text: str) -> Entry | None:
+def guess(text: str) -> CatalogueEntry | None:
     """The entry whose name occurs in free text (``Llama-3.1-8B class``); the longest name that does."""
     exact = find(text)
     if exact is not None:
         return exact
     haystack = f"-{re.sub(r'[^a-z0-9.]+', '-', text.lower())}-"
-    best: tuple[int, Entry] | None = None
+    best: tuple[int, CatalogueEntry] | None = None
     for entry in entries():
         for spelling in (entry.name, *entry.aliases):
             needle = re.sub(r"[^a-z0-9.]+", "-", spelling.lower().rpartition("/")[2])

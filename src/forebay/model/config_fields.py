@@ -7,10 +7,10 @@ from typing import Any
 
 from forebay.errors import UsageError
 
-__all__ = ["Fields"]
+__all__ = ["ConfigFields"]
 
 
-class Fields:
+class ConfigFields:
     """One JSON object of a model's configuration.
 
     Args:
@@ -25,12 +25,12 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def child(self, name: str) -> Fields:
+    def child(self, name: str) -> ConfigFields:
         """The object under ``name``."""
         value = self.values.get(name)
         if not isinstance(value, Mapping):
             raise UsageError(f"{self.where}: field {name!r} is {_kind(value)}, an object is needed")
-        return Fields(value, f"{self.where}: {name}")
+        return ConfigFields(value, f"{self.where}: {name}")
 
     def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
         """The first of ``names`` that is there, a whole number of at least ``least``.

@@ -6,18 +6,20 @@ Field names and defaults are those of the Transformers configuration classes (``
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from forebay.errors import UsageError
-from forebay.model.config_fields import Fields
+from forebay.model.config_fields import ConfigFields
 from forebay.model.geometry import DTYPE_BYTES, LayerKind, LayerShape, ModelGeometry, MoeShape
 from forebay.model.layer_types import layer_types
 from forebay.model.quantization import read_quantization
 from forebay.model.recurrent import recurrent_shape
 
-__all__ = ["read_geometry"]
+__all__ = ["load_geometry", "read_geometry"]
 
 # Transformers class defaults that released checkpoints rely on (their config.json leaves the field out)
 _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -61,16 +63,33 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
-def read_geometry(config: Mapping[str, Any], source: str) -> ModelGeometry:
+def load_geometry(path: Path) -> ModelGeometry:
+    """Read the config.json at ``path``.
+
+    Raises:
+        UsageError: it is not there, not JSON, or lacks a field.
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file", code="checkpoint_missing") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as JSON: {error}", code="checkpoint_corrupt") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{path}: holds a {type(config).__name__}, an object is needed", code="checkpoint_corrupt")
+    return read_geometry(config, str(path))
+
+
+def read_geometry(config: Mapping[str, Any], source: str = "config.json") -> ModelGeometry:
     """Read a parsed config.json.
 
     Raises:
         UsageError: a field is missing or wrong, or the layers are of a kind this planner has no arithmetic for.
     """
-    top = Fields(config, source)
+    top = ConfigFields(config, source)
     text = _text_part(top)
     model_type = text.text("model_type", top.text("model_type", ""))
-    fields = Fields({**_CLASS_DEFAULTS.get(model_type, {}), **_given(text.values)}, text.where)
+    fields = ConfigFields({**_CLASS_DEFAULTS.get(model_type, {}), **_given(text.values)}, text.where)
     count = _num_layers(fields)
     heads = fields.integer("num_attention_heads", "n_head")
     hidden = fields.integer("hidden_size", "n_embd", "d_model")
@@ -105,7 +124,7 @@ def read_geometry(config: Mapping[str, Any], source: str) -> ModelGeometry:
     )
 
 
-def _vision(top: Fields) -> tuple[int, int] | None:
+def _vision(top: ConfigFields) -> tuple[int, int] | None:
     """The vision tower, with the names Kimi-K2.5 and Qwen give its sizes, and ViT-L's sizes where none is stated."""
     if not isinstance(top.values.get("vision_config"), Mapping):
         return None
@@ -118,7 +137,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _text_part(top: Fields) -> Fields:
+def _text_part(top: ConfigFields) -> ConfigFields:
     """The language model's part of a multimodal configuration, however deep (Qwen-Omni: thinker_config.text_config)."""
     for name in _TEXT_PARTS:
         if isinstance(top.values.get(name), Mapping):
@@ -126,13 +145,13 @@ def _text_part(top: Fields) -> Fields:
     return top
 
 
-def _num_layers(fields: Fields) -> int:
+def _num_layers(fields: ConfigFields) -> int:
     pattern = fields.values.get("layers_block_type")
     default = len(pattern) if isinstance(pattern, list) else None
     return fields.integer("num_hidden_layers", "n_layer", "num_layers", default=default)
 
 
-def _architecture(top: Fields, text: Fields) -> str:
+def _architecture(top: ConfigFields, text: ConfigFields) -> str:
     for fields in (top, text):
         names = fields.values.get("architectures")
         if isinstance(names, list) and names:
@@ -140,7 +159,7 @@ def _architecture(top: Fields, text: Fields) -> str:
     return "unknown"
 
 
-def _dtype(top: Fields, text: Fields) -> str:
+def _dtype(top: ConfigFields, text: ConfigFields) -> str:
     """``dtype`` (Transformers 5) or ``torch_dtype``; where neither is stated, bfloat16, as every family read here ships."""
     for fields in (text, top):
         for name in ("dtype", "torch_dtype"):
@@ -152,22 +171,22 @@ def _dtype(top: Fields, text: Fields) -> str:
     return "bfloat16"
 
 
-def _tied(top: Fields, fields: Fields) -> bool:
+def _tied(top: ConfigFields, fields: ConfigFields) -> bool:
     return fields.flag("tie_word_embeddings", top.flag("tie_word_embeddings", False))
 
 
-def _kv_heads(fields: Fields, heads: int) -> int:
+def _kv_heads(fields: ConfigFields, heads: int) -> int:
     """KV heads; without the field, one a query head (multi-head attention), as Transformers reads it."""
     return fields.integer("num_key_value_heads", "num_kv_heads", "multi_query_group_num", default=heads)
 
 
-def _query_head_dim(fields: Fields, head_dim: int, latent_rank: int | None) -> int:
+def _query_head_dim(fields: ConfigFields, head_dim: int, latent_rank: int | None) -> int:
     if latent_rank is None:
         return head_dim
     return fields.integer("qk_nope_head_dim", least=0) + fields.integer("qk_rope_head_dim", least=0)
 
 
-def _layer(fields: Fields, model_type: str, kind: str, heads: int, head_dim: int) -> LayerShape:
+def _layer(fields: ConfigFields, model_type: str, kind: str, heads: int, head_dim: int) -> LayerShape:
     """One layer's shape from its layer type (Transformers' names)."""
     if kind in ("linear_attention", "mamba", "conv", "hybrid"):
         state = recurrent_shape(fields, model_type)
@@ -195,7 +214,7 @@ def _layer(fields: Fields, model_type: str, kind: str, heads: int, head_dim: int
     )
 
 
-def _without_shared(fields: Fields, layers: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:
+def _without_shared(fields: ConfigFields, layers: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:
     """Gemma 3n and 4: the last ``num_kv_shared_layers`` read the KV of earlier layers and keep none."""
     shared = fields.integer("num_kv_shared_layers", default=0, least=0)
     if not shared:
@@ -204,7 +223,7 @@ def _without_shared(fields: Fields, layers: tuple[LayerShape, ...]) -> tuple[Lay
     return layers[:own] + tuple(replace(layer, kind=LayerKind.SHARED) for layer in layers[own:])
 
 
-def _moe(fields: Fields, model_type: str, count: int) -> MoeShape | None:
+def _moe(fields: ConfigFields, model_type: str, count: int) -> MoeShape | None:
     """The experts, under the names the families use (Mixtral, Qwen, DeepSeek, GLM, gpt-oss)."""
     experts = fields.optional_integer(
         "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", least=0
@@ -226,7 +245,7 @@ def _moe(fields: Fields, model_type: str, count: int) -> MoeShape | None:
     )
 
 
-def _moe_layers(fields: Fields, count: int) -> list[int]:
+def _moe_layers(fields: ConfigFields, count: int) -> list[int]:
     kinds = fields.values.get("mlp_layer_types")
     if isinstance(kinds, list) and len(kinds) >= count:
         return [i for i in range(count) if kinds[i] not in ("dense", "mlp")]

@@ -7,14 +7,9 @@ sliding window), latent layers (DeepSeek's compressed KV, with or without the sp
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
 
-from forebay.errors import UsageError
 from forebay.model.quantization import Quantization
 
 __all__ = ["DTYPE_BYTES", "LayerKind", "LayerShape", "ModelGeometry", "MoeShape", "RecurrentShape"]
@@ -119,34 +114,6 @@ class ModelGeometry:
     draft_layers: int
     vision: tuple[int, int] | None
     """Layers and hidden size of the vision tower of a multimodal checkpoint; None: text only."""
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], source: str = "config.json") -> ModelGeometry:
-        """Read a parsed config.json (a multimodal one's ``text_config`` is found).
-
-        Raises:
-            UsageError: a field is missing or has the wrong type; the line names ``source`` and the field.
-        """
-        from forebay.model.families import read_geometry
-
-        return read_geometry(config, source)
-
-    @classmethod
-    def from_file(cls, path: Path) -> ModelGeometry:
-        """Read ``path`` (a config.json).
-
-        Raises:
-            UsageError: it is not there, not JSON, or lacks a field.
-        """
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise UsageError(f"{path}: no such file", code="checkpoint_missing") from error
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: cannot be read as JSON: {error}", code="checkpoint_corrupt") from error
-        if not isinstance(config, dict):
-            raise UsageError(f"{path}: holds a {type(config).__name__}, an object is needed", code="checkpoint_corrupt")
-        return cls.from_config(config, str(path))
 
     @property
     def num_layers(self) -> int:

@@ -64,7 +64,7 @@ def read_gguf(path: Path) -> GgufHeader:
 
 
 def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
-    """The metadata as the config.json of the same architecture, for ``ModelGeometry.from_config``.
+    """The metadata as the config.json of the same architecture, for ``read_geometry``.
 
     Raises:
         UsageError: an architecture with no known translation.

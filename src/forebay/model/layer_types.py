@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.errors import UsageError
-from forebay.model.config_fields import Fields
+from forebay.model.config_fields import ConfigFields
 
 __all__ = ["layer_types"]
 
@@ -12,7 +12,7 @@ _PATTERN = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
 _LEGACY = {"attention": "full_attention", "linear": "linear_attention"}
 
 
-def layer_types(fields: Fields, model_type: str, count: int) -> list[str]:
+def layer_types(fields: ConfigFields, model_type: str, count: int) -> list[str]:
     """``count`` names: full_attention, sliding_attention, linear_attention, mamba, conv, hybrid, mlp, moe...
 
     An explicit list in the file wins; otherwise the family's own rule, as its configuration class computes it.
@@ -29,7 +29,7 @@ def layer_types(fields: Fields, model_type: str, count: int) -> list[str]:
     return special if special is not None else _by_window(fields, model_type, count)
 
 
-def _from_pattern(fields: Fields, count: int) -> list[str]:
+def _from_pattern(fields: ConfigFields, count: int) -> list[str]:
     pattern = fields.text("hybrid_override_pattern")
     unknown = set(pattern) - set(_PATTERN)
     if unknown or len(pattern) < count:
@@ -39,7 +39,7 @@ def _from_pattern(fields: Fields, count: int) -> list[str]:
     return [_PATTERN[letter] for letter in pattern[:count]]
 
 
-def _by_rule(fields: Fields, model_type: str, count: int) -> list[str] | None:
+def _by_rule(fields: ConfigFields, model_type: str, count: int) -> list[str] | None:
     """Hybrids that say where attention is by period or by index."""
     if "linear_attn_config" in fields:  # Kimi-Linear: layer numbers from 1
         full = set(fields.child("linear_attn_config").integers("full_attn_layers"))
@@ -63,7 +63,7 @@ def _by_rule(fields: Fields, model_type: str, count: int) -> list[str] | None:
     return None
 
 
-def _by_window(fields: Fields, model_type: str, count: int) -> list[str]:
+def _by_window(fields: ConfigFields, model_type: str, count: int) -> list[str]:
     """Models whose every layer attends: full or through a sliding window."""
     if "sliding_window" not in fields:
         return ["full_attention"] * count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.model.config_fields import Fields
+from forebay.model.config_fields import ConfigFields
 
 __all__ = ["Quantization", "read_quantization"]
 
@@ -34,7 +34,7 @@ class Quantization:
         return self.weight_bits / 8 + self.scale_bytes_per_weight
 
 
-def read_quantization(config: Fields) -> Quantization | None:
+def read_quantization(config: ConfigFields) -> Quantization | None:
     """Read ``quantization_config`` (or ``compression_config``), None where the weights are plain.
 
     Sources: the Transformers quantization configs; DeepSeek's fp8 blocks of 128 x 128 with one float32 scale; the
@@ -68,7 +68,7 @@ def _group(value: Any, default: int) -> int:
     return value if isinstance(value, int) and value > 0 else default
 
 
-def _read_compressed(fields: Fields) -> Quantization:
+def _read_compressed(fields: ConfigFields) -> Quantization:
     """compressed-tensors: the first group's weights say bits and group size; ``ignore`` says what stays plain."""
     groups = fields.values.get("config_groups") or {}
     weights: dict[str, Any] = next((g.get("weights") or {} for g in groups.values() if isinstance(g, dict)), {})

@@ -6,13 +6,13 @@ request, a convolution state of ``kernel - 1`` values a channel and a recurrent 
 
 from __future__ import annotations
 
-from forebay.model.config_fields import Fields
+from forebay.model.config_fields import ConfigFields
 from forebay.model.geometry import RecurrentShape
 
 __all__ = ["recurrent_shape"]
 
 
-def recurrent_shape(fields: Fields, model_type: str) -> RecurrentShape:
+def recurrent_shape(fields: ConfigFields, model_type: str) -> RecurrentShape:
     """The state of one recurrent layer of ``model_type``.
 
     Raises:
@@ -32,7 +32,7 @@ def recurrent_shape(fields: Fields, model_type: str) -> RecurrentShape:
     return _mamba(fields, model_type)
 
 
-def _gated_delta(fields: Fields) -> RecurrentShape:
+def _gated_delta(fields: ConfigFields) -> RecurrentShape:
     """Qwen3-Next and Qwen3.5: gated delta net; the convolution runs over queries, keys and values."""
     key_dim, value_dim = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
     key_heads, value_heads = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
@@ -41,7 +41,7 @@ def _gated_delta(fields: Fields) -> RecurrentShape:
     return RecurrentShape(channels, kernel, value_heads * key_dim * value_dim)
 
 
-def _kimi_delta(fields: Fields) -> RecurrentShape:
+def _kimi_delta(fields: ConfigFields) -> RecurrentShape:
     """Kimi-Linear: equal heads for queries, keys and values."""
     linear = fields.child("linear_attn_config")
     heads, dim = linear.integer("num_heads"), linear.integer("head_dim")
@@ -49,14 +49,14 @@ def _kimi_delta(fields: Fields) -> RecurrentShape:
     return RecurrentShape(3 * heads * dim, kernel, heads * dim * dim)
 
 
-def _lightning(fields: Fields) -> RecurrentShape:
+def _lightning(fields: ConfigFields) -> RecurrentShape:
     """Lightning attention (Bailing 2.5): a key x value state a head, no convolution."""
     heads = fields.integer("num_attention_heads")
     dim = fields.integer("head_dim", default=fields.integer("hidden_size") // heads)
     return RecurrentShape(0, 1, heads * dim * dim)
 
 
-def _mamba(fields: Fields, model_type: str) -> RecurrentShape:
+def _mamba(fields: ConfigFields, model_type: str) -> RecurrentShape:
     hidden = fields.integer("hidden_size")
     if model_type == "jamba":  # Mamba 1: one state vector a channel
         inner = fields.integer("mamba_expand") * hidden
@@ -68,7 +68,7 @@ def _mamba(fields: Fields, model_type: str) -> RecurrentShape:
     return RecurrentShape(inner + 2 * groups * state, fields.integer("conv_kernel", "mamba_d_conv"), inner * state)
 
 
-def _mamba_width(fields: Fields, heads: int, hidden: int) -> int:
+def _mamba_width(fields: ConfigFields, heads: int, hidden: int) -> int:
     """Channels of a Mamba 2 mixer: stated, heads x head dim, or a multiple of the hidden size."""
     stated = fields.optional_integer("mamba_d_ssm")
     if stated is not None:

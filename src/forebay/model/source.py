@@ -8,17 +8,18 @@ from pathlib import Path
 
 from forebay.errors import UsageError
 from forebay.model.catalogue import find, names
+from forebay.model.families import load_geometry, read_geometry
 from forebay.model.geometry import ModelGeometry
 from forebay.model.gguf_header import config_of, read_gguf
 from forebay.model.hub import fetch, is_hub_id
 from forebay.model.parameters import Component, from_geometry, from_headers, share_of, total_bytes
 from forebay.model.safetensors_header import checkpoint_files, read_checkpoint
 
-__all__ = ["Model", "resolve"]
+__all__ = ["ModelSource", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSource:
     """A model as planned.
 
     Args:
@@ -40,7 +41,7 @@ class Model:
     location: str
 
 
-def resolve(text: str) -> Model:
+def resolve(text: str) -> ModelSource:
     """Find the model ``text`` names.
 
     Raises:
@@ -59,14 +60,14 @@ def resolve(text: str) -> Model:
     looks_like_path = text.startswith((".", "/", "~")) or text.count("/") > 1
     entry = None if looks_like_path else find(text)
     if entry is not None:
-        geometry = ModelGeometry.from_config(entry.config, f"catalogue: {entry.name}")
+        geometry = read_geometry(entry.config, f"catalogue: {entry.name}")
         weights = tuple(from_geometry(geometry)) if entry.weights_known else ()
         hub_id = next((alias for alias in entry.aliases if "/" in alias), entry.name)
         location = text if "/" in text else hub_id
         how = (
             "formula from the geometry" if weights else "not known: the catalogue has only this model's cache geometry"
         )
-        return Model(text, "catalogue", None, geometry, weights, how, entry.source, location)
+        return ModelSource(text, "catalogue", None, geometry, weights, how, entry.source, location)
     if is_hub_id(text):
         return _from_hub(text)
     if looks_like_path:
@@ -78,44 +79,44 @@ def resolve(text: str) -> Model:
     )
 
 
-def _from_folder(text: str, folder: Path, kind: str) -> Model:
+def _from_folder(text: str, folder: Path, kind: str) -> ModelSource:
     config = folder / "config.json"
     if not config.exists():
         found = sorted(folder.glob("*.gguf"))
         if found:
             return _from_gguf(text, found[0])
-    geometry = ModelGeometry.from_file(config)
+    geometry = load_geometry(config)
     files = checkpoint_files(folder)
     if files:
         weights = tuple(from_headers(read_checkpoint(folder), geometry.num_layers))
         how = f"headers of {len(files)} safetensors file{'s' if len(files) != 1 else ''}"
     else:
         weights, how = tuple(from_geometry(geometry)), "formula from config.json: no safetensors here"
-    return Model(text, kind, folder, geometry, weights, how, str(config), text)
+    return ModelSource(text, kind, folder, geometry, weights, how, str(config), text)
 
 
-def _from_gguf(text: str, path: Path) -> Model:
+def _from_gguf(text: str, path: Path) -> ModelSource:
     header = read_gguf(path)
-    geometry = ModelGeometry.from_config(config_of(header, path), str(path))
+    geometry = read_geometry(config_of(header, path), str(path))
     sizes: dict[str, Component] = {}
     for name, _, size in header.tensors:
         share = share_of(name)
         known = sizes.get(share.value)
         sizes[share.value] = Component(share.value, size + (known.size_bytes if known else 0), share)
-    return Model(text, "gguf", path, geometry, tuple(sizes.values()), "header of the GGUF file", str(path), text)
+    return ModelSource(text, "gguf", path, geometry, tuple(sizes.values()), "header of the GGUF file", str(path), text)
 
 
-def _from_hub(text: str) -> Model:
+def _from_hub(text: str) -> ModelSource:
     """From the hub itself: the geometry, and the weights as the index states them, shared out as the formula has them."""
     config, size, address = fetch(text)
-    geometry = ModelGeometry.from_config(config, address)
+    geometry = read_geometry(config, address)
     parts = from_geometry(geometry)
     how = "formula from the hub's config.json"
     if size is not None:
         factor = size / total_bytes(parts)
         parts = [Component(part.name, round(part.size_bytes * factor), part.share) for part in parts]
         how = "the hub's weight index, shared out by formula"
-    return Model(text, "hub", None, geometry, tuple(parts), how, address, text)
+    return ModelSource(text, "hub", None, geometry, tuple(parts), how, address, text)
 
 
 def _hub_snapshot(text: str) -> Path | None:

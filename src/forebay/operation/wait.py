@@ -9,21 +9,21 @@ from typing import Any
 
 from forebay.errors import ExitCode
 from forebay.machine.interface import Machine
-from forebay.operation.diagnosis import diagnose_log
-from forebay.operation.judge import Limits, State
-from forebay.operation.log_reader import LogReader
-from forebay.operation.subject import Target, guess_server
-from forebay.operation.watcher import Pace, Watcher
+from forebay.operation.doctor.run_diagnosis import diagnose_log
+from forebay.operation.watch.health_state import HealthState, Limits
+from forebay.operation.watch.log_follower import LogFollower
+from forebay.operation.watch.target import Target, guess_server
+from forebay.operation.watch.watcher import Pace, Watcher
 from forebay.servers.base import Server
 
 __all__ = ["Waiting", "wait_for"]
 
 _SETTLE_S = 0.8  # after a death the log's last lines are still being written
 _CODES = {
-    State.READY: ExitCode.DONE,
-    State.DEAD: ExitCode.DEAD,
-    State.HUNG: ExitCode.STALLED,
-    State.STALLED: ExitCode.STALLED,
+    HealthState.READY: ExitCode.DONE,
+    HealthState.DEAD: ExitCode.DEAD,
+    HealthState.HUNG: ExitCode.STALLED,
+    HealthState.STALLED: ExitCode.STALLED,
 }
 
 
@@ -46,10 +46,10 @@ def wait_for(machine: Machine, target: Target, waiting: Waiting, show: Callable[
     watcher = _watch(machine, target, server, waiting)
     while True:
         for event in watcher.step():
-            if event.kind != State.DEAD and not (event.kind == State.READY and server.name == "unknown"):
+            if event.kind != HealthState.DEAD and not (event.kind == HealthState.READY and server.name == "unknown"):
                 show(_line(event.kind, **event.fields))
         state = watcher.verdict.state
-        if state is State.DEAD:
+        if state is HealthState.DEAD:
             return _dead(machine, target, server, watcher, show)
         if state in _CODES:
             return _CODES[state]
@@ -67,7 +67,7 @@ def wait_for(machine: Machine, target: Target, waiting: Waiting, show: Callable[
 
 
 def _watch(machine: Machine, target: Target, server: Server, waiting: Waiting) -> Watcher:
-    log = LogReader(machine, target.log, server.name) if target.log is not None else None
+    log = LogFollower(machine, target.log, server.name) if target.log is not None else None
     return Watcher(
         machine, server, target.address, front=target.front, own=target.front is not None,
         session=target.run is not None, log=log, limits=waiting.limits, pace=Pace(),

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["SCHEMA", "DevicePlan", "HostPlan", "How", "Plan", "Problem", "Step", "from_json"]
+__all__ = ["SCHEMA", "DevicePlan", "HostPlan", "Plan", "Problem", "Provenance", "Quantity", "from_json"]
 
 SCHEMA = 1
 
 
-class How(StrEnum):
+class Provenance(StrEnum):
     """Where a number comes from."""
 
     HEADER = "header"
@@ -35,7 +35,7 @@ class How(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Quantity:
     """One number of the plan.
 
     Args:
@@ -50,7 +50,7 @@ class Step:
     label: str
     value: float | int | None
     unit: str
-    how: How
+    how: Provenance
     note: str
 
 
@@ -129,7 +129,7 @@ class Plan:
     env: Mapping[str, str]
     problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Quantity, ...]
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:
@@ -157,6 +157,6 @@ def from_json(data: Mapping[str, Any]) -> Plan:
             "command": tuple(data["command"]),
             "problems": tuple(Problem(**item) for item in data["problems"]),
             "warnings": tuple(Problem(**item) for item in data["warnings"]),
-            "steps": tuple(Step(**{**item, "how": How(item["how"])}) for item in data["steps"]),
+            "steps": tuple(Quantity(**{**item, "how": Provenance(item["how"])}) for item in data["steps"]),
         }
     )

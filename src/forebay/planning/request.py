@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.machine.interface import GpuReading
-from forebay.model.source import Model
-from forebay.planning.plan import How
+from forebay.model.source import ModelSource
+from forebay.planning.plan import Provenance
 
-__all__ = ["HostRoom", "PlanRequest"]
+__all__ = ["HostMemoryBudget", "PlanRequest"]
 
 
 @dataclass(frozen=True, slots=True)
-class HostRoom:
+class HostMemoryBudget:
     """Host memory a start can use.
 
     Args:
@@ -25,7 +25,7 @@ class HostRoom:
     """
 
     available_bytes: int
-    how: How
+    how: Provenance
     note: str
     mem_available_bytes: int | None = None
     cgroup_available_bytes: int | None = None
@@ -54,10 +54,10 @@ class PlanRequest:
         gpus: of one machine; None: not known, the device side stays unknown.
     """
 
-    model: Model
+    model: ModelSource
     server: str
     version: str
-    host: HostRoom
+    host: HostMemoryBudget
     gpus: tuple[GpuReading, ...] | None = None
     tp: int = 1
     dp: int = 1

@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from forebay.servers.http import Answer
+from forebay.servers.http_client import ServerAnswer
 from forebay.servers.install import Installation
 
 __all__ = [
     "Added",
-    "Ask",
     "Condition",
     "Counters",
     "HealthReading",
     "Launch",
+    "ProbeRequest",
     "ProcessView",
     "Role",
     "Server",
     "Setting",
+    "ShutdownPolicy",
     "StartRequest",
-    "StopHabits",
     "TokenReading",
 ]
 
@@ -61,7 +61,7 @@ class HealthReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ProbeRequest:
     """A request to send: method, path, JSON body (None for no body), seconds to wait."""
 
     method: str
@@ -158,7 +158,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class StopHabits:
+class ShutdownPolicy:
     """How a server takes being stopped.
 
     Attributes:
@@ -193,7 +193,7 @@ class Server(Protocol):
     distributions: tuple[str, ...]  # names its package is published under
     health_path: str
     health_generates: bool  # its health check itself generates a token
-    stop_habits: StopHabits
+    stop_habits: ShutdownPolicy
     pause_paths: tuple[str, ...]  # asked when a server that is up does not generate
     info_paths: tuple[str, ...]  # asked for the settings in effect
     flush_path: str | None  # POST drops the device copies of cached pages, and nothing else
@@ -219,22 +219,22 @@ class Server(Protocol):
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
         """The role of each process of the tree under ``front`` (orphans of it included)."""
 
-    def read_health(self, answer: Answer) -> HealthReading:
+    def read_health(self, answer: ServerAnswer) -> HealthReading:
         """The meaning of an answer of ``health_path``."""
 
-    def read_pause(self, answers: Mapping[str, Answer]) -> str | None:
+    def read_pause(self, answers: Mapping[str, ServerAnswer]) -> str | None:
         """Evidence that generation was paused on request, from the answers of ``pause_paths``; None: it was not, or unknown."""
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> Ask:
+    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """A greedy request of ``tokens`` tokens."""
 
-    def read_token(self, answer: Answer) -> TokenReading:
+    def read_token(self, answer: ServerAnswer) -> TokenReading:
         """Whether ``answer`` to ``token_ask`` holds a token."""
 
     def counters(self, metrics: str) -> Counters:
         """The counters in the text of /metrics."""
 
-    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+    def info(self, answers: Mapping[str, ServerAnswer], metrics: str) -> Mapping[str, object]:
         """What ``settings`` reads, from the answers of ``info_paths`` and the text of /metrics."""
 
     def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:

@@ -6,9 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 
 from forebay.machine.interface import HttpFailureKind
-from forebay.servers.base import Ask, Condition, HealthReading, ProcessView, Role, Setting, StartRequest, TokenReading
+from forebay.servers.base import (
+    Condition,
+    HealthReading,
+    ProbeRequest,
+    ProcessView,
+    Role,
+    Setting,
+    StartRequest,
+    TokenReading,
+)
 from forebay.servers.flags import has_flag
-from forebay.servers.http import Answer
+from forebay.servers.http_client import ServerAnswer
 
 __all__ = [
     "common_flags",
@@ -61,7 +70,7 @@ def cpu_bind(ranks: int) -> str:
     return "|".join(",".join(map(str, group)) for group in groups)
 
 
-def first_model(answer: Answer) -> str | None:
+def first_model(answer: ServerAnswer) -> str | None:
     """The first name in an answer of /v1/models; None where it has none."""
     body = answer.json() if answer.ok else None
     data = body.get("data") if isinstance(body, dict) else None
@@ -70,15 +79,15 @@ def first_model(answer: Answer) -> str | None:
     return None
 
 
-def completion_ask(model: str | None, prompt: str, tokens: int) -> Ask:
+def completion_ask(model: str | None, prompt: str, tokens: int) -> ProbeRequest:
     """``POST /v1/completions``, greedy."""
     body: dict[str, object] = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
     if model is not None:
         body["model"] = model
-    return Ask("POST", "/v1/completions", body)
+    return ProbeRequest("POST", "/v1/completions", body)
 
 
-def read_completion(answer: Answer) -> TokenReading:
+def read_completion(answer: ServerAnswer) -> TokenReading:
     """An OpenAI completion: at least one completion token, with what usage says of the cache."""
     if not answer.ok:
         return TokenReading(False, answer.describe("POST /v1/completions"))
@@ -107,7 +116,7 @@ def _cached(details: object) -> Mapping[str, int] | None:
     return {"any": details["cached_tokens"]}
 
 
-def refused_or_silent(answer: Answer, path: str) -> HealthReading:
+def refused_or_silent(answer: ServerAnswer, path: str) -> HealthReading:
     """The reading of an answer without a status."""
     condition = Condition.SILENT if answer.failure is HttpFailureKind.TIMEOUT else Condition.REFUSED
     return HealthReading(condition, answer.describe(path))

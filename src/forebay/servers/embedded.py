@@ -9,16 +9,16 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from forebay.servers.base import (
-    Ask,
     Condition,
     Counters,
     HealthReading,
     Launch,
+    ProbeRequest,
     ProcessView,
     Role,
     Setting,
+    ShutdownPolicy,
     StartRequest,
-    StopHabits,
     TokenReading,
 )
 from forebay.servers.common import (
@@ -31,7 +31,7 @@ from forebay.servers.common import (
     tree_roles,
 )
 from forebay.servers.flags import flag_value
-from forebay.servers.http import Answer
+from forebay.servers.http_client import ServerAnswer
 from forebay.servers.install import Installation
 from forebay.servers.prometheus import parse_metrics
 from forebay.sizes import parse_size
@@ -48,7 +48,7 @@ class Embedded:
     distributions: tuple[str, ...] = ("forebay",)
     health_path = "/health"
     health_generates = False
-    stop_habits = StopHabits(drain_s=30.0)
+    stop_habits = ShutdownPolicy(drain_s=30.0)
     pause_paths: tuple[str, ...] = ()
     info_paths: tuple[str, ...] = ("/server_info",)
     flush_path: str | None = "/flush_cache?tier=device"
@@ -73,9 +73,9 @@ class Embedded:
 
     def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
         """See ``Server.roles``. One worker process a rank, rank 0 with the scheduler."""
-        return tree_roles(processes, front, {"forebay.engine.runtime.worker": Role.ENGINE}, every_python=Role.WORKER)
+        return tree_roles(processes, front, {"forebay.engine.worker.process": Role.ENGINE}, every_python=Role.WORKER)
 
-    def read_health(self, answer: Answer) -> HealthReading:
+    def read_health(self, answer: ServerAnswer) -> HealthReading:
         """200 is up; 503 carries ``stage`` and ``percent`` while it starts."""
         if answer.status is None:
             return refused_or_silent(answer, self.health_path)
@@ -93,15 +93,15 @@ class Embedded:
             float(percent) if isinstance(percent, int | float) else None,
         )
 
-    def read_pause(self, answers: Mapping[str, Answer]) -> str | None:
+    def read_pause(self, answers: Mapping[str, ServerAnswer]) -> str | None:
         """It cannot be paused."""
         return None
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> Ask:
+    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """``POST /v1/completions``."""
         return completion_ask(model, prompt, tokens)
 
-    def read_token(self, answer: Answer) -> TokenReading:
+    def read_token(self, answer: ServerAnswer) -> TokenReading:
         """See ``Server.read_token``."""
         return read_completion(answer)
 
@@ -127,7 +127,7 @@ class Embedded:
             used={tier: count for tier, count in used.items() if count is not None},
         )
 
-    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+    def info(self, answers: Mapping[str, ServerAnswer], metrics: str) -> Mapping[str, object]:
         """/server_info as it is."""
         body = answers["/server_info"].json() if "/server_info" in answers else None
         return body if isinstance(body, dict) else {}

@@ -9,14 +9,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Metrics", "parse_metrics"]
+__all__ = ["MetricSamples", "parse_metrics"]
 
 _LINE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class MetricSamples:
     """Samples by whole name; ``_bucket`` and ``_created`` are left out while reading."""
 
     samples: Mapping[str, list[tuple[dict[str, str], float]]]
@@ -44,7 +44,7 @@ class Metrics:
         return dict(series[0][0]) if series else {}
 
 
-def parse_metrics(text: str) -> Metrics:
+def parse_metrics(text: str) -> MetricSamples:
     """Read ``text``; lines that are no sample are passed over, NaN counts as no sample."""
     samples: dict[str, list[tuple[dict[str, str], float]]] = {}
     for line in text.splitlines():
@@ -63,4 +63,4 @@ def parse_metrics(text: str) -> Metrics:
         if value != value:
             continue
         samples.setdefault(match[1], []).append((dict(_LABEL.findall(match[2] or "")), value))
-    return Metrics(samples)
+    return MetricSamples(samples)

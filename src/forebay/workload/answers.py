@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["TIERS", "Answer", "Usage", "decode_answer", "decode_chunk"]
+__all__ = ["TIERS", "CompletionAnswer", "ReportedUsage", "decode_answer", "decode_chunk"]
 
 TIERS = ("device", "host", "disk")
 
@@ -53,7 +53,7 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReportedUsage:
     """Tokens of one request. ``cached_tokens`` is None when the server does not say; ``by_tier`` sums to it when given."""
 
     prompt_tokens: int = 0
@@ -63,13 +63,13 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CompletionAnswer:
     """One finished answer; ``reasoning`` is what the server kept apart, None when it kept nothing apart."""
 
     content: str
     reasoning: str | None
     finish_reason: str | None
-    usage: Usage | None
+    usage: ReportedUsage | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class Chunk:
 
     text: str
     finish_reason: str | None
-    usage: Usage | None
+    usage: ReportedUsage | None
     error: str | None = None
 
 
-def decode_answer(body: bytes) -> Answer:
+def decode_answer(body: bytes) -> CompletionAnswer:
     """Read a whole chat or completions body.
 
     Raises:
@@ -95,10 +95,10 @@ def decode_answer(body: bytes) -> Answer:
     if choice.message is None:
         if choice.text is None:
             raise ValueError("neither message nor text in the answer")
-        return Answer(choice.text, None, choice.finish_reason, _usage(decoded.usage))
+        return CompletionAnswer(choice.text, None, choice.finish_reason, _usage(decoded.usage))
     message = choice.message
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-    return Answer(message.content or "", reasoning, choice.finish_reason, _usage(decoded.usage))
+    return CompletionAnswer(message.content or "", reasoning, choice.finish_reason, _usage(decoded.usage))
 
 
 def decode_chunk(body: bytes) -> Chunk:
@@ -128,12 +128,12 @@ def _decode(body: bytes) -> _Body:
         raise ValueError(str(error)) from error
 
 
-def _usage(raw: _Usage | None) -> Usage | None:
+def _usage(raw: _Usage | None) -> ReportedUsage | None:
     if raw is None:
         return None
     details = raw.prompt_tokens_details
     if details is None:
-        return Usage(raw.prompt_tokens, raw.completion_tokens)
+        return ReportedUsage(raw.prompt_tokens, raw.completion_tokens)
     by_tier: dict[str, int] = {}
     tiers = details.cached_tokens_details
     if tiers is not None:
@@ -143,4 +143,4 @@ def _usage(raw: _Usage | None) -> Usage | None:
             for tier, count in zip(TIERS, (tiers.device, tiers.host, disk), strict=True)
             if count is not None
         }
-    return Usage(raw.prompt_tokens, raw.completion_tokens, details.cached_tokens, by_tier)
+    return ReportedUsage(raw.prompt_tokens, raw.completion_tokens, details.cached_tokens, by_tier)

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from forebay.workload.answers import Answer, Usage, decode_answer, decode_chunk
-from forebay.workload.connections import Connections, Reply
+from forebay.workload.answers import CompletionAnswer, ReportedUsage, decode_answer, decode_chunk
+from forebay.workload.connections import Connections, HttpReply
 from forebay.workload.failures import FailureKind, RequestFailure, kind_of_status
 
 __all__ = ["Client", "Streamed"]
@@ -34,7 +34,7 @@ class Streamed:
     token_times: list[float] = field(default_factory=list)
     text_parts: list[str] = field(default_factory=list)
     finish_reason: str | None = None
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
 
 
 class Client:
@@ -55,7 +55,7 @@ class Client:
         """Close every connection."""
         self._connections.close()
 
-    async def chat(self, body: Mapping[str, Any], *, path: str = CHAT) -> Answer:
+    async def chat(self, body: Mapping[str, Any], *, path: str = CHAT) -> CompletionAnswer:
         """Send one request and read the whole answer.
 
         Raises:
@@ -149,7 +149,7 @@ def _take_event(result: Streamed, data: bytes, now: float) -> bool:
     return False
 
 
-def _failure_of(reply: Reply) -> RequestFailure:
+def _failure_of(reply: HttpReply) -> RequestFailure:
     return RequestFailure(
         kind_of_status(reply.status),
         f"HTTP {reply.status}: {_short(reply.body)}",

@@ -20,7 +20,7 @@ import httptools
 from forebay.errors import UsageError
 from forebay.workload.failures import FailureKind, RequestFailure
 
-__all__ = ["Connections", "Reply"]
+__all__ = ["Connections", "HttpReply"]
 
 OnPiece = Callable[[bytes, float], None]
 """Takes a piece of a 200's body and when it arrived (``time.perf_counter`` seconds)."""
@@ -32,7 +32,7 @@ _NOTICED_S = 1.0  # that shows at once; a connection lost later is a server that
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """A whole response; ``body`` is empty when its pieces were handed to ``on_piece``."""
 
     status: int
@@ -73,7 +73,7 @@ class Connections:
         self._busy: set[_Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def request(self, method: str, path: str, body: bytes | None, on_piece: OnPiece | None = None) -> Reply:
+    async def request(self, method: str, path: str, body: bytes | None, on_piece: OnPiece | None = None) -> HttpReply:
         """Send one request and read its response.
 
         A connection that lay idle may be closed by the server just as it is used; then the request is sent once more.
@@ -129,7 +129,7 @@ class Connections:
             raise RequestFailure(FailureKind.CONNECT, _connect_error(self._host, self._port, error)) from error
         return connection
 
-    async def _exchange(self, connection: _Connection, data: bytes, on_piece: OnPiece | None) -> Reply:
+    async def _exchange(self, connection: _Connection, data: bytes, on_piece: OnPiece | None) -> HttpReply:
         self._busy.add(connection)
         if self._sweeper is None:
             self._sweep_later()
@@ -170,17 +170,17 @@ class _Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._reply: asyncio.Future[Reply] | None = None
+        self._reply: asyncio.Future[HttpReply] | None = None
         self._on_piece: OnPiece | None = None
         self._pieces: list[bytes] = []
         self._retry_after: str | None = None
         self._framed = False  # the response says where it ends; else it ends with the connection
         self._in_body = False
 
-    def begin(self, data: bytes, on_piece: OnPiece | None) -> asyncio.Future[Reply]:
+    def begin(self, data: bytes, on_piece: OnPiece | None) -> asyncio.Future[HttpReply]:
         """Send a request; the future brings its response."""
         assert self._transport is not None, "begin comes after connection_made"
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
         self._reply, self._on_piece = reply, on_piece
         self._pieces, self._retry_after = [], None
         self._framed = self._in_body = self.heard_anything = False
@@ -266,7 +266,7 @@ class _Connection(asyncio.Protocol):
         self.idle_since = self.heard_at
         if not reply.done():
             body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            reply.set_result(Reply(status, body, self._retry_after))
+            reply.set_result(HttpReply(status, body, self._retry_after))
         if not self.usable:
             self.abort()
 

@@ -22,7 +22,7 @@ def native() -> object:
 
 
 def _load(name: str, threads: int) -> object:
-    from forebay.engine.runtime.kernels import load_backend
+    from forebay.engine.kernels import load_backend
     from forebay.errors import UsageError
 
     try:

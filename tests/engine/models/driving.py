@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.engine.runtime.comm import SharedMemoryComm, shared_buffer
-from forebay.engine.runtime.kernels import load_backend
-from forebay.engine.runtime.kernels.interface import KernelBackend
-from forebay.engine.runtime.kernels.torch_fallback import TorchBackend
-from forebay.engine.runtime.runner import ModelRunner, make_runner
-from forebay.engine.runtime.step import SamplingParams, SeqStep, StepBatch, StepResult
+from forebay.engine.distributed.collectives import SharedMemoryComm, shared_buffer
+from forebay.engine.kernels import load_backend
+from forebay.engine.kernels.interface import KernelBackend
+from forebay.engine.kernels.torch_fallback import TorchBackend
+from forebay.engine.model_executor.model_runner import ModelRunner, make_runner
+from forebay.engine.model_executor.step import SamplingParams, SeqStep, StepBatch, StepResult
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import edit_config, make_tiny
 
-from forebay.engine.runtime.checkpoint import Checkpoint
-from forebay.engine.runtime.convert import resolve_model
-from forebay.engine.runtime.kernels.torch_fallback import TorchBackend
-from forebay.engine.runtime.loader import inspect, load
+from forebay.engine.checkpoint.checkpoint import Checkpoint
+from forebay.engine.kernels.torch_fallback import TorchBackend
+from forebay.engine.model_executor.load_model import inspect, load
+from forebay.engine.model_import.resolve import resolve_model
 from forebay.errors import UsageError
 
 pytestmark = pytest.mark.engine
@@ -136,8 +136,8 @@ def test_a_model_that_is_not_there_gets_one_clear_line(name: str, said: str, mon
 _PEAK = """
 import sys
 from pathlib import Path
-from forebay.engine.runtime.kernels.torch_fallback import TorchBackend
-from forebay.engine.runtime.loader import inspect, load
+from forebay.engine.kernels.torch_fallback import TorchBackend
+from forebay.engine.model_executor.load_model import inspect, load
 import torch
 torch.set_num_threads(1)
 def memory(what):

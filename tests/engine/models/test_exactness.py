@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCAB, make_tiny
 
-from forebay.engine.runtime.kernels.interface import KernelBackend
-from forebay.engine.runtime.runner import ModelRunner
-from forebay.engine.runtime.step import SamplingParams, StepBatch
+from forebay.engine.kernels.interface import KernelBackend
+from forebay.engine.model_executor.model_runner import ModelRunner
+from forebay.engine.model_executor.step import SamplingParams, StepBatch
 
 pytestmark = pytest.mark.engine
 

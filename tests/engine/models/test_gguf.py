@@ -10,8 +10,8 @@ import torch
 from tiny_models import make_tiny
 from tokenizers import Tokenizer
 
-from forebay.engine.runtime.checkpoint import Checkpoint
-from forebay.engine.runtime.convert import resolve_model
+from forebay.engine.checkpoint.checkpoint import Checkpoint
+from forebay.engine.model_import.resolve import resolve_model
 from forebay.errors import UsageError
 
 pytestmark = pytest.mark.engine

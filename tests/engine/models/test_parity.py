@@ -10,7 +10,7 @@ import torch
 from driving import Ranks, assert_within_rounding, runner_for, teacher_forced
 from tiny_models import KINDS, VOCAB, load_reference, make_tiny
 
-from forebay.engine.runtime.kernels.interface import KernelBackend
+from forebay.engine.kernels.interface import KernelBackend
 
 pytestmark = pytest.mark.engine
 

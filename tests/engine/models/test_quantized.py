@@ -12,9 +12,9 @@ from driving import Ranks, runner_for, teacher_forced
 from test_parity import PROMPT, reference_run
 from tiny_models import edit_config, make_tiny, quantize_tiny
 
-from forebay.engine.runtime.kernels.interface import KernelBackend
-from forebay.engine.runtime.kernels.torch_fallback import TorchBackend
-from forebay.engine.runtime.loader import inspect, load
+from forebay.engine.kernels.interface import KernelBackend
+from forebay.engine.kernels.torch_fallback import TorchBackend
+from forebay.engine.model_executor.load_model import inspect, load
 from forebay.errors import UsageError
 
 pytestmark = pytest.mark.engine

@@ -13,10 +13,10 @@ import torch
 from driving import GREEDY, Ranks, seq, table_for
 from tiny_models import make_tiny
 
-from forebay.engine.runtime.comm import CommAbortedError, KernelComm, SharedMemoryComm, shared_buffer
-from forebay.engine.runtime.kernels import load_backend
-from forebay.engine.runtime.kernels.native import NativeBackend
-from forebay.engine.runtime.step import StepBatch
+from forebay.engine.distributed.collectives import CommAbortedError, KernelComm, SharedMemoryComm, shared_buffer
+from forebay.engine.kernels import load_backend
+from forebay.engine.kernels.native_backend import NativeBackend
+from forebay.engine.model_executor.step import StepBatch
 
 pytestmark = pytest.mark.engine
 

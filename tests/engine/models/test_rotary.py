@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.engine.runtime.rotary import inverse_frequencies, rope_settings, rope_tables
+from forebay.engine.models.rotary import inverse_frequencies, rope_settings, rope_tables
 from forebay.errors import UsageError
 
 pytestmark = pytest.mark.engine

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.engine.runtime.sampling import sample, uniform
-from forebay.engine.runtime.step import SamplingParams, SeqStep
+from forebay.engine.model_executor.sampling import sample, uniform
+from forebay.engine.model_executor.step import SamplingParams, SeqStep
 
 pytestmark = pytest.mark.engine
 

@@ -10,10 +10,10 @@ import torch
 from driving import assert_within_rounding, seq, table_for
 from tokenizers import Tokenizer
 
-from forebay.engine.runtime.convert import resolve_model
-from forebay.engine.runtime.kernels.interface import KernelBackend
-from forebay.engine.runtime.runner import ModelRunner, make_runner
-from forebay.engine.runtime.step import StepBatch
+from forebay.engine.kernels.interface import KernelBackend
+from forebay.engine.model_executor.model_runner import ModelRunner, make_runner
+from forebay.engine.model_executor.step import StepBatch
+from forebay.engine.model_import.resolve import resolve_model
 
 pytestmark = pytest.mark.engine
 

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forebay.engine.runtime.kernels import load_backend  # noqa: E402
-from forebay.engine.runtime.kernels.library import variants  # noqa: E402
-from forebay.engine.runtime.kernels.native import NativeBackend  # noqa: E402
-from forebay.engine.runtime.native.build import find_compiler  # noqa: E402
+from forebay.engine.kernels import load_backend  # noqa: E402
+from forebay.engine.kernels.library import variants  # noqa: E402
+from forebay.engine.kernels.native.build import find_compiler  # noqa: E402
+from forebay.engine.kernels.native_backend import NativeBackend  # noqa: E402
 
 _NAMES = variants() if find_compiler() else []
 

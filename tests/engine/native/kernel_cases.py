@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from forebay.engine.runtime.kernels.interface import AttentionBatch, KernelBackend
+from forebay.engine.kernels.interface import AttentionBatch, KernelBackend
 
 DTYPES = (torch.bfloat16, torch.float32)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from forebay.engine.runtime.comm import KernelComm, SharedMemoryComm, shared_buffer
-from forebay.engine.runtime.kernels.interface import AttentionBatch
-from forebay.engine.runtime.kernels.library import load_library, variants_of
-from forebay.engine.runtime.kernels.native import NativeBackend
+from forebay.engine.distributed.collectives import KernelComm, SharedMemoryComm, shared_buffer
+from forebay.engine.kernels.interface import AttentionBatch
+from forebay.engine.kernels.library import load_library, variants_of
+from forebay.engine.kernels.native_backend import NativeBackend
 
 
 def run(backend: NativeBackend, dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, Paged, assert_close, exact_attention, random
 
-from forebay.engine.runtime.kernels.native import NativeBackend
+from forebay.engine.kernels.native_backend import NativeBackend
 
 pytestmark = pytest.mark.engine
 

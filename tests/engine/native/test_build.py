@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.engine.runtime.kernels import load_backend
-from forebay.engine.runtime.kernels.library import variants
-from forebay.engine.runtime.native import build
+from forebay.engine.kernels import load_backend
+from forebay.engine.kernels.library import variants
+from forebay.engine.kernels.native import build
 from forebay.errors import UsageError
 
 pytestmark = pytest.mark.engine

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.engine.cache.copier import native_copy_runs
-from forebay.engine.runtime.kernels.library import best_copy, load_library
-from forebay.engine.runtime.native.build import build_library, find_compiler
+from forebay.engine.cache.transfer.copier import native_copy_runs
+from forebay.engine.kernels.library import best_copy, load_library
+from forebay.engine.kernels.native.build import build_library, find_compiler
 
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")]
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, assert_close, linear, random
 
-from forebay.engine.runtime.kernels.native import NativeBackend
-from forebay.engine.runtime.kernels.torch_fallback import dequantize
+from forebay.engine.kernels.native_backend import NativeBackend
+from forebay.engine.kernels.torch_fallback import dequantize
 
 pytestmark = pytest.mark.engine
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, assert_close, random
 
-from forebay.engine.runtime.kernels.interface import AttentionBatch
-from forebay.engine.runtime.kernels.native import NativeBackend
-from forebay.engine.runtime.kernels.torch_fallback import TorchBackend
+from forebay.engine.kernels.interface import AttentionBatch
+from forebay.engine.kernels.native_backend import NativeBackend
+from forebay.engine.kernels.torch_fallback import TorchBackend
 
 pytestmark = pytest.mark.engine
 

@@ -13,7 +13,7 @@ from server_process import ServerProcess
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    from forebay.engine.runtime.convert import resolve_model
+    from forebay.engine.model_import.resolve import resolve_model
 
     return resolve_model("smollm2")
 

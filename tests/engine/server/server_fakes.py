@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from forebay.engine.cache.config import CacheConfig
+from forebay.engine.cache.config import TierConfig
 from forebay.engine.cache.interface import Int32Array
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.prefix_cache import PrefixCache
-from forebay.engine.runtime.step import SampledToken, SamplingParams, StepBatch, StepResult
+from forebay.engine.model_executor.step import SampledToken, SamplingParams, StepBatch, StepResult
 from forebay.engine.scheduler.sequence import Sequence
-from forebay.planning.kv_spec import KVSpec, LayerGroup, Part
+from forebay.kv.spec import KVSpec, LayerGroup, Part
 
 VOCAB = 50
 _PRIME = 1_000_003
@@ -97,7 +97,7 @@ class FakeGate:
 class LoadingCache(PrefixCache):
     """A device-only cache in which cached prefixes seem to be loaded, as ``make_gate`` says."""
 
-    def __init__(self, spec: KVSpec, config: CacheConfig, make_gate: Callable[[], FakeGate | None]) -> None:
+    def __init__(self, spec: KVSpec, config: TierConfig, make_gate: Callable[[], FakeGate | None]) -> None:
         super().__init__(spec, config)
         self._make_gate = make_gate
         self._opened: set[CacheLease] = set()
@@ -135,7 +135,7 @@ def make_cache(num_pages: int, page_size: int, seed: int = 0, *, loads: bool = F
             return None
         return FakeGate(rng.randrange(4), rng.random() < 0.3)
 
-    return LoadingCache(spec, CacheConfig(device_pages=(num_pages,)), gate)
+    return LoadingCache(spec, TierConfig(device_pages=(num_pages,)), gate)
 
 
 def make_sequence(

@@ -213,7 +213,7 @@ def test_an_api_key_guards_all_but_health_and_metrics(smollm2: Path, tmp_path: P
 def test_the_front_imports_neither_torch_nor_transformers(smollm2: Path) -> None:
     program = (
         "import sys, pathlib\n"
-        "import forebay.engine.__main__, forebay.engine.api.server\n"
+        "import forebay.engine.__main__, forebay.engine.api.api_server\n"
         "from forebay.engine.api.service import ModelText\n"
         "text = ModelText(pathlib.Path(sys.argv[1]))\n"
         "text.codec.encode(text.template.render([{'role': 'user', 'content': 'x'}]), add_special_tokens=False)\n"

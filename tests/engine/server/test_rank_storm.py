@@ -15,10 +15,10 @@ from rank_storm import Storm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_models import make_tiny
 
-from forebay.engine.runtime.ipc import Endpoints, Outbox
-from forebay.engine.runtime.messages import Followed
-from forebay.engine.runtime.ranks import RankGroup
-from forebay.engine.runtime.step import StepBatch
+from forebay.engine.ipc.messages import StepAck
+from forebay.engine.ipc.sockets import Endpoints, Outbox
+from forebay.engine.model_executor.step import StepBatch
+from forebay.engine.worker.tensor_parallel import RankGroup
 from forebay.errors import DeadError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -70,7 +70,7 @@ def test_a_rank_that_followed_other_plans_is_found_and_named(tmp_path: Path) -> 
     liar = Outbox(context, endpoints.followed)
     try:
         group.plan(StepBatch([]))
-        liar.send(Followed(1, 1, 12345, []))
+        liar.send(StepAck(1, 1, 12345, []))
         with pytest.raises(DeadError, match="rank 1 disagrees at step 1"):
             look_until_it_came(group)
     finally:

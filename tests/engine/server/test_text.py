@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from forebay.engine.api.chat_template import ChatTemplate, TemplateRefusedError
-from forebay.engine.api.state import Phase, ServerState
-from forebay.engine.api.stops import StopFilter
-from forebay.engine.api.tokenizer import TextCodec
+from forebay.engine.api.server_state import Phase, ServerState
+from forebay.engine.api.text.chat_template import ChatTemplate, TemplateRefusedError
+from forebay.engine.api.text.stop_strings import StopStringMatcher
+from forebay.engine.api.text.tokenizer import ModelTokenizer
 
 MESSAGES = [
     {"role": "system", "content": "Be brief & <kind>."},
@@ -49,7 +49,7 @@ def test_templates_render_as_transformers_renders_them(smollm2: Path) -> None:
     ours = ChatTemplate.from_folder(smollm2)
     assert ours is not None
     ids = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
-    assert TextCodec(smollm2).encode(ours.render(MESSAGES), add_special_tokens=False) == ids
+    assert ModelTokenizer(smollm2).encode(ours.render(MESSAGES), add_special_tokens=False) == ids
 
 
 def test_templates_are_sandboxed_and_may_refuse() -> None:
@@ -60,7 +60,7 @@ def test_templates_are_sandboxed_and_may_refuse() -> None:
 
 
 @pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     """All bytes, some merges that cut characters in two, and two special tokens."""
     folder = tmp_path_factory.mktemp("bytes")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -72,11 +72,11 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>", "<ümläut>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    return TextCodec(folder)
+    return ModelTokenizer(folder)
 
 
 @pytest.fixture(scope="module")
-def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     """A SentencePiece-like vocabulary: words with a leading space mark, and bytes for the rest."""
     folder = tmp_path_factory.mktemp("fallback")
     words = ["▁", "▁hi", "▁you", "a", "b", "lo"]
@@ -87,17 +87,17 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    return TextCodec(folder)
+    return ModelTokenizer(folder)
 
 
-def stream(codec: TextCodec, tokens: list[int]) -> list[str]:
+def stream(codec: ModelTokenizer, tokens: list[int]) -> list[str]:
     detokenizer = codec.detokenizer()
     return [*(detokenizer.push(token) for token in tokens), detokenizer.finish()]
 
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_any_tokens_stream_to_the_text_they_decode_to(byte_level: TextCodec, data: st.DataObject) -> None:
+def test_any_tokens_stream_to_the_text_they_decode_to(byte_level: ModelTokenizer, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(0, byte_level.vocab_size - 1), max_size=40))
     pieces = stream(byte_level, tokens)
     assert "".join(pieces) == byte_level.decode(tokens)
@@ -106,7 +106,7 @@ def test_any_tokens_stream_to_the_text_they_decode_to(byte_level: TextCodec, dat
 @given(text=st.text(max_size=40), cut=st.integers(0, 300))
 @settings(max_examples=300, deadline=None)
 def test_a_character_comes_out_whole_as_soon_as_its_last_byte_is_there(
-    byte_level: TextCodec, text: str, cut: int
+    byte_level: ModelTokenizer, text: str, cut: int
 ) -> None:
     tokens = byte_level.encode(text, add_special_tokens=False)
     pieces = stream(byte_level, tokens)
@@ -119,7 +119,7 @@ def test_a_character_comes_out_whole_as_soon_as_its_last_byte_is_there(
 
 @given(st.lists(st.sampled_from(["hi", "you", "é", "你", "👍", "a", "lo"]), max_size=20))
 @settings(max_examples=200, deadline=None)
-def test_other_vocabularies_stream_through_a_window(byte_fallback: TextCodec, words: list[str]) -> None:
+def test_other_vocabularies_stream_through_a_window(byte_fallback: ModelTokenizer, words: list[str]) -> None:
     vocab = {"hi": [257], "you": [258], "a": [259], "lo": [261]}
     tokens = [token for word in words for token in vocab.get(word, list(word.encode()))]
     pieces = stream(byte_fallback, tokens)
@@ -129,7 +129,7 @@ def test_other_vocabularies_stream_through_a_window(byte_fallback: TextCodec, wo
 
 @pytest.mark.engine
 def test_smollm2_tokens_stream_like_the_tokenizer_decodes(smollm2: Path) -> None:
-    codec = TextCodec(smollm2)
+    codec = ModelTokenizer(smollm2)
     text = "naïve café 你好 👩‍👩‍👧 \t\n\n  def f(x): return x**2 — “quotes” 🇫🇷"
     tokens = codec.encode(text, add_special_tokens=False)
     assert "".join(stream(codec, tokens)) == text == codec.decode(tokens)
@@ -146,7 +146,7 @@ def test_smollm2_tokens_stream_like_the_tokenizer_decodes(smollm2: Path) -> None
 def test_stop_strings_cut_a_stream_as_they_cut_its_text(pieces: list[str], stops: tuple[str, ...]) -> None:
     text = "".join(pieces)
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
-    filter_ = StopFilter(stops)
+    filter_ = StopStringMatcher(stops)
     shown = ""
     for piece in pieces:
         shown += filter_.push(piece)

@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from forebay import __version__
-from forebay.engine.api.answer import GenerationResponse
 from forebay.engine.api.errors import ApiError, unavailable
-from forebay.engine.api.requests import GenerationRequest, read_chat, read_completion
-from forebay.engine.api.responses import AnswerFormat, ChatFormat, CompletionFormat
+from forebay.engine.api.openai.requests import GenerationRequest, read_chat, read_completion
+from forebay.engine.api.openai.responses import AnswerFormat, ChatFormat, CompletionFormat
+from forebay.engine.api.openai.streaming import GenerationResponse
 from forebay.engine.api.service import Service
 from forebay.engine.api.status import server_info, status_json
 

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass, field
 
 from forebay.engine.api.errors import ApiError
-from forebay.engine.api.stops import StopFilter
-from forebay.engine.api.tokenizer import TextCodec
-from forebay.engine.runtime.messages import TokenEvent
+from forebay.engine.api.text.stop_strings import StopStringMatcher
+from forebay.engine.api.text.tokenizer import ModelTokenizer
+from forebay.engine.ipc.messages import TokenEvent
 
-__all__ = ["Choice", "Delta", "Generation", "TokenLogprob", "Usage"]
+__all__ = ["Choice", "Delta", "Generation", "TokenLogprob", "TokenUsage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Token counts of a request; ``cached`` is by device, host and disk, and adds up."""
 
     prompt_tokens: int
@@ -61,7 +61,7 @@ class Choice:
         min_tokens: ``stops`` count only after this many tokens.
     """
 
-    def __init__(self, seq_id: int, index: int, codec: TextCodec, stops: tuple[str, ...], min_tokens: int) -> None:
+    def __init__(self, seq_id: int, index: int, codec: ModelTokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
         self.seq_id = seq_id
         self.index = index
         self.num_tokens = 0
@@ -69,7 +69,7 @@ class Choice:
         self.is_finished = False
         self.last_token_at = 0.0
         self._detokenizer = codec.detokenizer()
-        self._stops = StopFilter(stops)
+        self._stops = StopStringMatcher(stops)
         self._min_tokens = min_tokens
 
     def push(self, event: TokenEvent) -> Delta:
@@ -132,10 +132,10 @@ class Generation:
         return self._is_cancelled
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """Counts so far."""
         cached = [choice.cached or (0, 0, 0) for choice in self.choices[:: self._choices_per_prompt]]
-        return Usage(
+        return TokenUsage(
             prompt_tokens=sum(self._prompt_lengths),
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached=(sum(c[0] for c in cached), sum(c[1] for c in cached), sum(c[2] for c in cached)),

@@ -17,14 +17,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from forebay.engine.api.cache_metrics import cache_families
-from forebay.engine.runtime.messages import StepReport
+from forebay.engine.ipc.messages import StepReport
 
-__all__ = ["Metrics"]
+__all__ = ["ServerMetrics"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Metrics:
+class ServerMetrics:
     """One server's metrics, in a registry of their own."""
 
     def __init__(self) -> None:

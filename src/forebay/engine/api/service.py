@@ -13,28 +13,28 @@ from typing import Any
 
 import msgspec
 
-from forebay.engine.api.chat_template import ChatTemplate
+from forebay.engine.api.engine_client import EngineClient
 from forebay.engine.api.errors import ApiError, overloaded, unavailable
 from forebay.engine.api.generation import Choice, Generation
-from forebay.engine.api.link import EngineLink
-from forebay.engine.api.metrics import Metrics
-from forebay.engine.api.requests import GenerationRequest, ModelLimits
-from forebay.engine.api.state import ServerState
-from forebay.engine.api.tokenizer import TextCodec
+from forebay.engine.api.metrics import ServerMetrics
+from forebay.engine.api.openai.requests import GenerationRequest, ModelLimits
+from forebay.engine.api.server_state import ServerState
+from forebay.engine.api.text.chat_template import ChatTemplate
+from forebay.engine.api.text.tokenizer import ModelTokenizer
 from forebay.engine.config import EngineConfig
-from forebay.engine.runtime.messages import StepReport, Submit, TokenEvent, pack_tokens
+from forebay.engine.ipc.messages import StepReport, Submit, TokenEvent, pack_tokens
 
-__all__ = ["ModelText", "Service"]
+__all__ = ["ModelTextAssets", "Service"]
 
 _STATS_TIMEOUT_S = 1.0
 _MOST_RETRY_AFTER_S = 60
 
 
-class ModelText:
+class ModelTextAssets:
     """What the front knows of the model's language: read from its folder, off the event loop."""
 
     def __init__(self, folder: Path) -> None:
-        self.codec = TextCodec(folder)
+        self.codec = ModelTokenizer(folder)
         self.template = ChatTemplate.from_folder(folder)
         self.end_tokens = _end_tokens(folder, self.codec)
 
@@ -48,13 +48,13 @@ class Service:
         link: to rank 0.
     """
 
-    def __init__(self, config: EngineConfig, state: ServerState, link: EngineLink) -> None:
+    def __init__(self, config: EngineConfig, state: ServerState, link: EngineClient) -> None:
         self.config = config
         self.state = state
         self.link = link
-        self.metrics = Metrics()
+        self.metrics = ServerMetrics()
         self.info: dict[str, Any] = {}
-        self.text: ModelText | None = None
+        self.text: ModelTextAssets | None = None
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._ids = itertools.count(1)
         self._live: dict[int, Generation] = {}
@@ -238,7 +238,7 @@ def _request_states(stats: dict[str, Any]) -> dict[str, int]:
     return {state: int(requests[state]) for state in ("running", "waiting", "loading")}
 
 
-def _end_tokens(folder: Path, codec: TextCodec) -> tuple[int, ...]:
+def _end_tokens(folder: Path, codec: ModelTokenizer) -> tuple[int, ...]:
     """Tokens that end a text: generation_config.json's, else config.json's, and the tokenizer's own."""
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):

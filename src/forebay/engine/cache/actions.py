@@ -1,7 +1,7 @@
 """What the cache decides about bytes, as records: rank 0 issues them, every rank's transfers carry them out.
 
 Records hold ids and page numbers only (no address, no handle, no callable), so that they can be sent to another process
-as they are. ``Backup`` and ``Load`` go to every rank; ``DiskWrite`` and ``DiskRead`` to rank 0, which owns the disk tier
+as they are. ``Backup`` and ``LoadBack`` go to every rank; ``DiskWrite`` and ``DiskRead`` to rank 0, which owns the disk tier
 and reads and writes whole pages in the shared host region.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import xxhash
 
-__all__ = ["Action", "Backup", "DecisionDigest", "DiskPage", "DiskRead", "DiskWrite", "Done", "Load", "Piece"]
+__all__ = ["Action", "Backup", "DecisionDigest", "DiskPage", "DiskRead", "DiskWrite", "Done", "LoadBack", "PageMapping"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PageMapping:
     """Pages of one layer group: ``device_pages[i]`` and ``host_pages[i]`` are the same tokens."""
 
     group: int
@@ -29,11 +29,11 @@ class Backup:
     """Copy device pages to host pages: each rank its heads; replicated heads the first rank that has them."""
 
     id: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PageMapping, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadBack:
     """Copy host pages to device pages, layer by layer in the model's order.
 
     ``progress`` is the control word of the host region that says whether the host pages have arrived from disk; -1: they
@@ -41,7 +41,7 @@ class Load:
     """
 
     id: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PageMapping, ...]
     progress: int = -1
 
 
@@ -72,7 +72,7 @@ class DiskRead:
     progress: int
 
 
-Action = Backup | Load | DiskWrite | DiskRead
+Action = Backup | LoadBack | DiskWrite | DiskRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class DecisionDigest:
         self._hash = xxhash.xxh3_64()
         self.count = 0
 
-    def add(self, action: Backup | Load) -> None:
+    def add(self, action: Backup | LoadBack) -> None:
         """Take one record into the digest."""
         self.count += 1
         self._hash.update(struct.pack("<cq", b"B" if isinstance(action, Backup) else b"L", action.id))

@@ -7,9 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from forebay.errors import UsageError
-from forebay.planning.kv_spec import KVSpec
+from forebay.kv.spec import KVSpec
 
-__all__ = ["CacheConfig", "Eviction", "FsyncPolicy", "LoadPolicy", "WritePolicy"]
+__all__ = ["Eviction", "FsyncPolicy", "LoadPolicy", "TierConfig", "WritePolicy"]
 
 
 class WritePolicy(StrEnum):
@@ -52,7 +52,7 @@ class FsyncPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CacheConfig:
+class TierConfig:
     """Settings of one server's cache; sizes are bytes in total over the node unless they say otherwise."""
 
     device_pages: tuple[int, ...]
@@ -88,7 +88,7 @@ class CacheConfig:
     cost_doubles_at_tokens: int = 8192
     """``cost`` eviction: a token after this many others costs twice as much to recompute as the first one."""
 
-    def validate(self, spec: KVSpec) -> CacheConfig:
+    def validate(self, spec: KVSpec) -> TierConfig:
         """Return self if it can work for ``spec``.
 
         Raises:

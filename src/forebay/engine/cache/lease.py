@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from forebay.engine.cache.interface import CachedTokens, Int32Array
-from forebay.engine.cache.node import Node
+from forebay.engine.cache.radix.node import Node
 
 __all__ = ["CacheLease"]
 

@@ -1,6 +1,6 @@
 """The cache as the scheduler sees it: leases over a tree of pages (see ``interface.py`` for the contract).
 
-It decides; ``Spill`` moves pages down (backups, disk, eviction), ``Recall`` brings them up, ``Matcher`` finds prefixes.
+It decides; ``OffloadManager`` moves pages down (backups, disk, eviction), ``LoadBackManager`` brings them up, ``PrefixMatcher`` finds prefixes.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from typing import Any
 
 from forebay.engine.cache.accounting import Accounting, Rates
 from forebay.engine.cache.actions import Done
-from forebay.engine.cache.checks import check_cache
-from forebay.engine.cache.config import CacheConfig
-from forebay.engine.cache.disk_store import DiskStore
-from forebay.engine.cache.executor import RankExecutor, TransferExecutor
-from forebay.engine.cache.host_region import HostRegion
+from forebay.engine.cache.config import TierConfig
+from forebay.engine.cache.disk.store import DiskStore
+from forebay.engine.cache.host.region import HostRegion
 from forebay.engine.cache.interface import Int32Array, Tier
-from forebay.engine.cache.joining import Joining
+from forebay.engine.cache.invariants import check_cache
 from forebay.engine.cache.lease import CacheLease
-from forebay.engine.cache.matching import DISK, Matcher
-from forebay.engine.cache.opening import Opening
-from forebay.engine.cache.recall import Recall
+from forebay.engine.cache.offload.load_back_manager import LoadBackManager
+from forebay.engine.cache.offload.offload_manager import OffloadManager
+from forebay.engine.cache.pools.cache_pools import CachePools
+from forebay.engine.cache.prefix.allocate import LeaseAllocator
+from forebay.engine.cache.prefix.insert import PrefixInserter
+from forebay.engine.cache.prefix.match import PrefixMatcher
+from forebay.engine.cache.prefix_match import DISK
+from forebay.engine.cache.radix.tree import token_bytes
 from forebay.engine.cache.report import snapshot, stats
-from forebay.engine.cache.residency import Residency
-from forebay.engine.cache.spill import Spill
-from forebay.engine.cache.tree import token_bytes
-from forebay.planning.embedded import host_pages
-from forebay.planning.kv_spec import KVSpec
+from forebay.engine.cache.state import CacheState
+from forebay.engine.cache.transfer.executor import RankExecutor, TransferExecutor
+from forebay.kv.pool_sizes import host_pages
+from forebay.kv.spec import KVSpec
 
 __all__ = ["PrefixCache", "host_page_counts"]
 
@@ -39,7 +41,7 @@ _SAVING_S = 0.05
 """An allocation waits this long at most for pages that ``write_back`` is saving; copying one takes microseconds."""
 
 
-def host_page_counts(spec: KVSpec, config: CacheConfig) -> tuple[int, ...]:
+def host_page_counts(spec: KVSpec, config: TierConfig) -> tuple[int, ...]:
     """Pages of each group's host pool; without a host tier those for staging, without a disk tier either none."""
     if config.host_bytes:
         return host_pages(spec, config.host_bytes, config.host_sequence_tokens)
@@ -60,7 +62,7 @@ class PrefixCache:
     def __init__(
         self,
         spec: KVSpec,
-        config: CacheConfig,
+        config: TierConfig,
         executor: TransferExecutor | None = None,
         store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -78,13 +80,13 @@ class PrefixCache:
         self._full = [g for g, group in enumerate(spec.groups) if group.window is None]
         has_host = executor is not None and config.host_bytes > 0
         counts = host_page_counts(spec, config) if executor is not None else (0,) * len(spec.groups)
-        self.residency = Residency(spec.page_size, config.device_pages, counts, config.eviction, self._cost)
-        self.tree = self.residency.tree
+        self.pools = CachePools(spec.page_size, config.device_pages, counts, config.eviction, self._cost)
+        self.tree = self.pools.tree
         if store is not None:
             self.tree.root.digest = store.salt
         ids = itertools.count(1)
-        self.spill = Spill(
-            self.residency,
+        self.offload = OffloadManager(
+            self.pools,
             executor,
             store,
             staging=not has_host,
@@ -94,10 +96,10 @@ class PrefixCache:
             accounting=self.accounting,
             lease_free=self._transfers_over,
         )
-        self.recall = Recall(
-            self.residency,
+        self.load_back = LoadBackManager(
+            self.pools,
             executor,
-            self.spill,
+            self.offload,
             page_bytes=[spec.page_bytes(g) for g in self._groups],
             load_timeout_s=config.load_timeout_s,
             ids=ids,
@@ -106,9 +108,9 @@ class PrefixCache:
             lease_free=self._transfers_over,
             settled=self._loads_arrived,
         )
-        self._matcher = Matcher(spec, self.tree, store, config.load, self.rates, has_host=has_host)
-        self._opening = Opening(spec.page_size, self.residency, self.spill, self.recall, self._make_room)
-        self._joining = Joining(spec, self.residency, self._matcher, has_disk=store is not None)
+        self._matcher = PrefixMatcher(spec, self.tree, store, config.load, self.rates, has_host=has_host)
+        self._opening = LeaseAllocator(spec.page_size, self.pools, self.offload, self.load_back, self._make_room)
+        self._joining = PrefixInserter(spec, self.pools, self._matcher, has_disk=store is not None)
         self.executor: RankExecutor | None = None
         self.region: HostRegion | None = None
         """With ``executor``, for the worker: other ranks attach to the region and report to the executor."""
@@ -118,6 +120,9 @@ class PrefixCache:
         """Loads and disk reads that have ended and are not taken note of yet."""
         self.leases: set[CacheLease] = set()
         """Open ones, and closed ones that wait for a transfer."""
+        self._state = CacheState(
+            spec, self.config, self.pools, self.offload, self.load_back, store, self.leases, self.accounting, self.rates
+        )
 
     # -- leases ---------------------------------------------------------------------------------------------------
 
@@ -126,8 +131,8 @@ class PrefixCache:
 
         Allocates device pages only for what is loaded. None: not enough device pages now; nothing was changed.
         """
-        self.residency.now = self._clock()
-        use_disk = self.store is not None and len(self.recall.loads) < _MAX_DISK_LOADS
+        self.pools.now = self._clock()
+        use_disk = self.store is not None and len(self.load_back.loads) < _MAX_DISK_LOADS
         match = self._matcher.find(tokens, use_disk=use_disk)
         lease = self._opening.lease(match, len(tokens))
         if lease is None and any(DISK in places[: match.length] for places in match.where):
@@ -146,14 +151,14 @@ class PrefixCache:
         more = -(-num_tokens // self._page) - lease.num_pages
         if more <= 0:
             return True
-        self.residency.now = self._clock()
-        if any(self.residency.device_room(group) < more for group in self._groups):
+        self.pools.now = self._clock()
+        if any(self.pools.device_room(group) < more for group in self._groups):
             return False
         if not self._make_room([more] * len(self._groups)):
             return False
         lease.reserve(lease.num_pages + more)
         for group in self._groups:
-            lease.tables[group][lease.num_pages : lease.num_pages + more] = self.residency.device[group].take(more)
+            lease.tables[group][lease.num_pages : lease.num_pages + more] = self.pools.device[group].take(more)
         lease.num_pages += more
         return True
 
@@ -163,10 +168,10 @@ class PrefixCache:
         while True:
             is_over = self._executor is None or time.monotonic() > deadline
             # Every group is asked, so that saving has begun in all of them.
-            ready = [self.spill.make_device_room(group, counts[group], lose=is_over) for group in self._groups]
+            ready = [self.offload.make_device_room(group, counts[group], lose=is_over) for group in self._groups]
             if all(ready):
                 return True
-            if self._executor is None or is_over or not self.spill.is_saving:
+            if self._executor is None or is_over or not self.offload.is_saving:
                 return False
             self._executor.wait(0.002)
             # Loads that have ended are noted by the next poll: the caller has matched against what is arriving now.
@@ -179,19 +184,19 @@ class PrefixCache:
         """
         start, stop = len(lease.nodes), len(tokens) // self._page
         if stop > start:
-            self.residency.now = self._clock()
+            self.pools.now = self._clock()
             data = token_bytes(tokens[start * self._page : stop * self._page])
             step = self.tree.key_bytes
             keys = [data[offset : offset + step] for offset in range(0, len(data), step)]
             self._joining.join(lease, keys)
             self.accounting.committed_pages += stop - start
             for group in self._full:
-                self.spill.used(lease, group, lease.nodes[start:stop])
+                self.offload.used(lease, group, lease.nodes[start:stop])
             if start < lease.prompt_pages <= stop:
                 # Where the prompt ends is where the same prompt is taken up again.
                 for group in self._windowed:
                     first = self._matcher.first_readable(group, lease.prompt_pages * self._page)
-                    self.spill.used(lease, group, lease.nodes[first : lease.prompt_pages])
+                    self.offload.used(lease, group, lease.nodes[first : lease.prompt_pages])
             self._joining.leave_windows(lease)
 
     def fail_load(self, lease: CacheLease) -> int:
@@ -199,26 +204,26 @@ class PrefixCache:
 
         All pages after those are given back, the lease's own as well: extend it again before the next step.
         """
-        self.residency.now = self._clock()
+        self.pools.now = self._clock()
         was_counted = not lease.waits_for
         if lease.gate is not None:
             self.accounting.gate_wait_s += lease.gate.waited_s
-        self.recall.give_up(lease)
+        self.load_back.give_up(lease)
         good = self._good_pages(lease)
         nodes, firsts = lease.nodes, lease.first
         for group in self._groups:
             for page in lease.own_pages(group):
-                self.residency.device[group].give(page)
+                self.pools.device[group].give(page)
         lease.duplicates.clear()
         lease.nodes = nodes[:good]
         lease.first = [self._matcher.first_readable(group, good * self._page) for group in self._groups]
         for group in self._groups:
             first, table = lease.first[group], lease.tables[group]
-            self.residency.hold(group, lease.nodes[first:])
+            self.pools.hold(group, lease.nodes[first:])
             table[:] = -1
             # Whoever was faster may have put another copy in its place.
             table[first:good] = [n.slot(group).device.page for n in lease.nodes[first:]]  # type: ignore[union-attr]
-            self.residency.release(group, nodes[firsts[group] :])
+            self.pools.release(group, nodes[firsts[group] :])
         lease.num_pages = good
         lease.tiers = lease.tiers[:good]
         lease.cached = self._opening.count(lease.tiers)
@@ -245,15 +250,15 @@ class PrefixCache:
         from the deepest up, as every lease's do.
         """
         assert not lease.closed, "a lease was closed twice"
-        self.residency.now = self._clock()
+        self.pools.now = self._clock()
         lease.closed = True
         for group in self._groups:
             for page in lease.own_pages(group):
-                self.residency.device[group].give(page)
+                self.pools.device[group].give(page)
         lease.duplicates.clear()
         lease.num_pages = len(lease.nodes)
         for group in self._windowed:
-            self.spill.used(lease, group, lease.nodes[lease.first[group] :])
+            self.offload.used(lease, group, lease.nodes[lease.first[group] :])
         if not lease.transfers:
             self._let_go(lease)
 
@@ -262,7 +267,7 @@ class PrefixCache:
             # Loads that another lease started.
             op.waiting.remove(lease)
         for group in self._groups:
-            self.residency.release(group, lease.nodes[lease.first[group] :])
+            self.pools.release(group, lease.nodes[lease.first[group] :])
         self.leases.discard(lease)
 
     # -- transfers ------------------------------------------------------------------------------------------------
@@ -271,31 +276,31 @@ class PrefixCache:
         """Take note of finished transfers, start what waits for room. Called once a step and when idle; never blocks."""
         if self._executor is None:
             return
-        self.residency.now = self._clock()
+        self.pools.now = self._clock()
         self._note_done()
-        self.spill.start_queued()
-        self.spill.keep_reserve(*_RESERVE_PAGES)
+        self.offload.start_queued()
+        self.offload.keep_reserve(*_RESERVE_PAGES)
 
     def _note_done(self, *, loads: bool = True) -> None:
         assert self._executor is not None, "a transfer without an executor"
         ended = [*self._ended_loads, *self._executor.completed()]
         self._ended_loads = []
         for done in ended:
-            if done.id in self.spill.backups:
-                self.spill.backup_done(done)
-            elif done.id in self.spill.to_disk.writes:
-                self.spill.to_disk.write_done(done)
+            if done.id in self.offload.backups:
+                self.offload.backup_done(done)
+            elif done.id in self.offload.to_disk.writes:
+                self.offload.to_disk.write_done(done)
             elif not loads:
                 self._ended_loads.append(done)
-            elif done.id in self.recall.loads:
-                self.recall.load_done(done)
+            elif done.id in self.load_back.loads:
+                self.load_back.load_done(done)
             else:
-                self.recall.read_done(done)
+                self.load_back.read_done(done)
 
     @property
     def is_busy(self) -> bool:
         """True while a transfer is queued or under way: somebody should poll again soon."""
-        return self.spill.busy or self.recall.busy
+        return self.offload.busy or self.load_back.busy
 
     def _transfers_over(self, lease: CacheLease) -> None:
         if lease.closed:
@@ -334,10 +339,10 @@ class PrefixCache:
         everywhere = tier is None
         dropped: dict[str, int] = {}
         if everywhere or tier is Tier.DEVICE:
-            evict = self.spill.drop_all_device if everywhere else self.spill.evict_all_device
+            evict = self.offload.drop_all_device if everywhere else self.offload.evict_all_device
             dropped[Tier.DEVICE.value] = sum(evict(group) for group in self._groups)
         if everywhere or tier is Tier.HOST:
-            evict = self.spill.drop_all_host if everywhere else self.spill.evict_all_host
+            evict = self.offload.drop_all_host if everywhere else self.offload.evict_all_host
             dropped[Tier.HOST.value] = sum(evict(group) for group in self._groups)
         if self.store is not None and (everywhere or tier is Tier.DISK):
             dropped[Tier.DISK.value] = self.store.clear()
@@ -361,16 +366,17 @@ class PrefixCache:
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges: tokens by tier and state, hits, backups, loads, drops by reason, bytes, seconds."""
-        self.residency.now = self._clock()
-        return stats(self)
+        self.pools.now = self._clock()
+        return stats(self._state)
 
     def snapshot(self, prefixes: int = 20) -> dict[str, Any]:
         """For GET /cache: the tree's size, the hottest prefixes (token counts, never tokens), each tier's state."""
-        return snapshot(self, prefixes)
+        self.pools.now = self._clock()
+        return snapshot(self._state, prefixes)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken: one owner a page a tier, counts add up, locks balance."""
-        check_cache(self)
+        check_cache(self._state)
 
     def _cost(self, depth: int) -> float:
         """What recomputing the page with this number takes, in units of the first page's."""

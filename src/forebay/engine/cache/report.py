@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from forebay.engine.cache.eviction import EvictionQueue
-from forebay.engine.cache.node import Node
-from forebay.engine.cache.pools import PagePool
-
-if TYPE_CHECKING:
-    from forebay.engine.cache.prefix_cache import PrefixCache
+from forebay.engine.cache.pools.eviction import EvictionQueue
+from forebay.engine.cache.pools.page_pool import PagePool
+from forebay.engine.cache.radix.node import Node
+from forebay.engine.cache.state import CacheState
 
 __all__ = ["snapshot", "stats"]
 
@@ -19,7 +17,7 @@ _LOOK_AT = 20_000
 """Nodes that a search for the hottest prefixes looks at: a report must not stop a server with a million pages."""
 
 
-def stats(cache: PrefixCache) -> dict[str, Any]:
+def stats(cache: CacheState) -> dict[str, Any]:
     """Counters and gauges; O(groups)."""
     groups = [_group_stats(cache, group) for group in range(len(cache.spec.groups))]
     return {
@@ -28,10 +26,10 @@ def stats(cache: PrefixCache) -> dict[str, Any]:
         "leases": sum(not lease.closed for lease in cache.leases),
         "leases_closing": sum(lease.closed for lease in cache.leases),
         "transfers": {
-            "backups": len(cache.spill.backups),
-            "backup_pages": cache.spill.backing_up_pages,
-            "disk_writes": len(cache.spill.to_disk.writes),
-            "loads": len(cache.recall.loads),
+            "backups": len(cache.offload.backups),
+            "backup_pages": cache.offload.backing_up_pages,
+            "disk_writes": len(cache.offload.to_disk.writes),
+            "loads": len(cache.load_back.loads),
         },
         "tiers": groups[0],
         "groups": [{"group": group.name, **tiers} for group, tiers in zip(cache.spec.groups, groups)],
@@ -44,11 +42,11 @@ def stats(cache: PrefixCache) -> dict[str, Any]:
     }
 
 
-def _group_stats(cache: PrefixCache, group: int) -> dict[str, Any]:
-    residency = cache.residency
-    tiers = {"device": _pool_stats(cache, residency.device[group], residency.device_queue[group])}
-    if not cache.spill.staging:
-        tiers["host"] = _pool_stats(cache, residency.host[group], residency.host_queue[group])
+def _group_stats(cache: CacheState, group: int) -> dict[str, Any]:
+    pools = cache.pools
+    tiers = {"device": _pool_stats(cache, pools.device[group], pools.device_queue[group])}
+    if not cache.offload.staging:
+        tiers["host"] = _pool_stats(cache, pools.host[group], pools.host_queue[group])
     if cache.store is not None:
         page_bytes = cache.store.shapes[group].record_bytes
         pages = cache.store.num_pages(group)
@@ -58,7 +56,7 @@ def _group_stats(cache: PrefixCache, group: int) -> dict[str, Any]:
     return tiers
 
 
-def _pool_stats(cache: PrefixCache, pool: PagePool, queue: EvictionQueue) -> dict[str, Any]:
+def _pool_stats(cache: CacheState, pool: PagePool, queue: EvictionQueue) -> dict[str, Any]:
     """Tokens by state: ``free``, ``evictable``, ``held`` (by leases and transfers); age of the first to go."""
     page_size = cache.spec.page_size
     first = queue.first()
@@ -69,11 +67,11 @@ def _pool_stats(cache: PrefixCache, pool: PagePool, queue: EvictionQueue) -> dic
             "held": (pool.used - len(queue)) * page_size,
         },
         "capacity_tokens": pool.size * page_size,
-        "oldest_s": None if first is None else cache.residency.now - first.since,
+        "oldest_s": None if first is None else cache.pools.now - first.since,
     }
 
 
-def snapshot(cache: PrefixCache, prefixes: int) -> dict[str, Any]:
+def snapshot(cache: CacheState, prefixes: int) -> dict[str, Any]:
     """The tree's size, the hottest prefixes, each tier's state, and what ``stats`` says."""
     picture = {
         "page_size": cache.spec.page_size,
@@ -85,12 +83,12 @@ def snapshot(cache: PrefixCache, prefixes: int) -> dict[str, Any]:
             "load": cache.config.load.value,
         },
     }
-    numbers = cache.stats()
+    numbers = stats(cache)
     assert not picture.keys() & numbers.keys(), "a counter has the name of a part of the picture"
     return picture | numbers
 
 
-def _hottest(cache: PrefixCache, count: int) -> list[dict[str, Any]]:
+def _hottest(cache: CacheState, count: int) -> list[dict[str, Any]]:
     """The most used prefixes: where a path's number of uses falls, the part up to there is one.
 
     A child is never used more often than its parent, so the search goes from the root to the most used page not seen yet.
@@ -111,7 +109,7 @@ def _hottest(cache: PrefixCache, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def _describe(cache: PrefixCache, node: Node) -> dict[str, Any]:
+def _describe(cache: CacheState, node: Node) -> dict[str, Any]:
     """One prefix: how long, how often used, and how much of it is where (its first group's pages)."""
     page_size = cache.spec.page_size
     device = host = 0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from forebay.engine.models.parts import Build, RowLinear, Step
-from forebay.engine.runtime.weights import LinearPart, shard
+from forebay.engine.checkpoint.rank_weights import LinearPart, shard
+from forebay.engine.models.layers import ForwardContext, ModelContext, RowLinear
 
 __all__ = ["Attention", "AttentionShape", "QKNorm"]
 
@@ -46,7 +46,9 @@ class Attention:
         norm: query and key norms.
     """
 
-    def __init__(self, build: Build, name: str, shape: AttentionShape, group: int, norm: QKNorm | None = None) -> None:
+    def __init__(
+        self, build: ModelContext, name: str, shape: AttentionShape, group: int, norm: QKNorm | None = None
+    ) -> None:
         comm, weights, dim = build.comm, build.weights, shape.head_dim
         first, last = shard(shape.heads, comm.rank, comm.size, what="attention heads")
         part = build.groups[group].parts[0]
@@ -80,7 +82,7 @@ class Attention:
         self.k_pool, self.v_pool = pools
         self.cos, self.sin = rope
 
-    def write(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def write(self, x: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """Write the rows' keys and values; returns their queries (M, heads, head_dim), rotated, in scratch."""
         views, backend, batch = step.views, self._backend, step.batches[self.group]
         q, k = views[self._q], views[self._k]
@@ -92,7 +94,7 @@ class Attention:
         backend.rope_store(q, k, views[self._v], self.cos, self.sin, batch, self.k_pool, self.v_pool)
         return q
 
-    def read(self, q: torch.Tensor, step: Step) -> torch.Tensor:
+    def read(self, q: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """Attend, and project: (M, H) in scratch."""
         views, shape = step.views, self.shape
         self._backend.attention(

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 
-from forebay.engine.models.parts import Build, Embedding, Head, Step
-from forebay.engine.runtime.device_pool import DevicePool
-from forebay.engine.runtime.rotary import RopeSettings, rope_tables
-from forebay.planning.kv_spec import LayerGroup
+from forebay.engine.memory.device_pool import DevicePool
+from forebay.engine.models.layers import Embedding, ForwardContext, LMHead, ModelContext
+from forebay.engine.models.rotary import RopeSettings, rope_tables
+from forebay.kv.spec import LayerGroup
 
 __all__ = ["Block", "Decoder", "Layer", "Model"]
 
@@ -24,10 +24,10 @@ class Block(Protocol):
 
     def bind(self, pools: Sequence[torch.Tensor], rope: Rope) -> None: ...
 
-    def write(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def write(self, x: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """From normed rows (M, H): KV into the pools, and the rows' queries (M, heads, ...)."""
 
-    def read(self, query: torch.Tensor, step: Step) -> torch.Tensor:
+    def read(self, query: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """What the queries find, projected: (M, H) in scratch."""
 
 
@@ -42,7 +42,7 @@ class Model(Protocol):
     def bind(self, pool: DevicePool, max_positions: int) -> None:
         """Take the pool, and make the rotary tables for positions below ``max_positions``."""
 
-    def forward(self, step: Step) -> torch.Tensor | None:
+    def forward(self, step: ForwardContext) -> torch.Tensor | None:
         """Logits (S, vocabulary) on rank 0, in scratch; None where nothing samples."""
 
 
@@ -52,7 +52,7 @@ class Layer:
     def __init__(
         self,
         attention: Block,
-        mlp: Callable[[torch.Tensor, Step], torch.Tensor],
+        mlp: Callable[[torch.Tensor, ForwardContext], torch.Tensor],
         input_norm: torch.Tensor,
         post_norm: torch.Tensor,
     ) -> None:
@@ -74,12 +74,12 @@ class Decoder:
 
     def __init__(
         self,
-        build: Build,
+        build: ModelContext,
         *,
         rope: Sequence[RopeSettings],
         layers: Sequence[Layer],
         embedding: Embedding,
-        head: Head,
+        head: LMHead,
         final_norm: torch.Tensor,
         eps: float,
         rope_dtype: torch.dtype | None = None,
@@ -105,7 +105,7 @@ class Decoder:
             for layer, pools in zip(group.layers, pool.tensors[index]):
                 self.layers[layer].attention.bind(pools, tables[index])
 
-    def forward(self, step: Step) -> torch.Tensor | None:
+    def forward(self, step: ForwardContext) -> torch.Tensor | None:
         views, backend, eps, wait = step.views, self._backend, self.eps, step.wait
         x, residual = views[self._x], views[self._residual]
         self.embedding(step.tokens, residual, views)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from forebay.engine.models.decoder import Decoder, Layer
+from forebay.engine.models.layers import Embedding, ForwardContext, LMHead, ModelContext
 from forebay.engine.models.mla import LatentAttention, LatentShape
 from forebay.engine.models.mlp import GatedMLP, activation_of
 from forebay.engine.models.moe import ExpertShape, MixtureOfExperts
-from forebay.engine.models.parts import Build, Embedding, Head, Step
-from forebay.engine.models.ranks import check_ranks
+from forebay.engine.models.rotary import RopeSettings, rope_settings, yarn_mscale
 from forebay.engine.models.routing import Router, group_limited, noaux_tc, softmax_top_k
-from forebay.engine.runtime.rotary import RopeSettings, rope_settings, yarn_mscale
+from forebay.engine.models.tensor_parallel_sizes import check_ranks
 from forebay.errors import UsageError
 
 __all__ = ["DeepseekConfig", "build_deepseek", "read_deepseek_v2", "read_deepseek_v3"]
@@ -127,7 +127,7 @@ def _score_scale(query_dim: int, rope: RopeSettings) -> float:
     return scale
 
 
-def build_deepseek(build: Build, config: DeepseekConfig) -> Decoder:
+def build_deepseek(build: ModelContext, config: DeepseekConfig) -> Decoder:
     """Load the decoder."""
     weights = build.weights
     embedding = Embedding(build, "model.embed_tokens", config.vocab_size, output="lm_head", tied=config.tied)
@@ -148,20 +148,22 @@ def build_deepseek(build: Build, config: DeepseekConfig) -> Decoder:
         rope_dtype=torch.float32 if config.attention.wide_rope else build.dtype,
         layers=layers,
         embedding=embedding,
-        head=Head(build, "lm_head", config.vocab_size, embedding),
+        head=LMHead(build, "lm_head", config.vocab_size, embedding),
         final_norm=weights.tensor("model.norm.weight"),
         eps=config.eps,
     )
 
 
-def _mlp(build: Build, config: DeepseekConfig, index: int, name: str) -> Callable[[torch.Tensor, Step], torch.Tensor]:
+def _mlp(
+    build: ModelContext, config: DeepseekConfig, index: int, name: str
+) -> Callable[[torch.Tensor, ForwardContext], torch.Tensor]:
     if index < config.dense_layers:
         return GatedMLP(build, name, config.intermediate, config.activation)
     shared = (f"{name}.shared_experts", config.shared_intermediate) if config.shared_intermediate else None
     return MixtureOfExperts(build, name, config.experts, _router(build, config, name), shared=shared)
 
 
-def _router(build: Build, config: DeepseekConfig, name: str) -> Router:
+def _router(build: ModelContext, config: DeepseekConfig, name: str) -> Router:
     routing, k = config.routing, config.experts.per_token
     if routing.method == "greedy":
         return softmax_top_k(k, normalise=False, scale=routing.scale)

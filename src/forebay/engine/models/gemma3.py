@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from forebay.engine.memory.device_pool import DevicePool
 from forebay.engine.models.attention import Attention, AttentionShape, QKNorm
+from forebay.engine.models.layers import Embedding, ForwardContext, LMHead, ModelContext
 from forebay.engine.models.llama import LlamaConfig, read_llama_config
 from forebay.engine.models.mlp import GatedMLP
-from forebay.engine.models.parts import Build, Embedding, Head, Step
-from forebay.engine.runtime.device_pool import DevicePool
-from forebay.engine.runtime.rotary import RopeSettings, rope_settings, rope_tables
+from forebay.engine.models.rotary import RopeSettings, rope_settings, rope_tables
 from forebay.errors import UsageError
 
 __all__ = ["Gemma3Config", "Gemma3Decoder", "read_gemma3_config"]
@@ -65,7 +65,7 @@ def _rope(config: Mapping[str, Any], kind: str, old_key: str, default: float) ->
 class _Layer:
     """One layer: norms around both blocks, each added to the residual after its own norm."""
 
-    def __init__(self, build: Build, config: Gemma3Config, index: int) -> None:
+    def __init__(self, build: ModelContext, config: Gemma3Config, index: int) -> None:
         base, weights, name = config.base, build.weights, f"model.layers.{index}"
         group = build.group_of(index)
         shape = AttentionShape(
@@ -82,7 +82,7 @@ class Gemma3Decoder:
 
     replayable = False
 
-    def __init__(self, build: Build, config: Gemma3Config) -> None:
+    def __init__(self, build: ModelContext, config: Gemma3Config) -> None:
         base = config.base
         self.groups, self.vocab_size = build.groups, base.vocab_size
         self._config, self._backend, self._dtype = config, build.backend, build.dtype
@@ -91,7 +91,7 @@ class Gemma3Decoder:
         )
         self.layers = [_Layer(build, config, index) for index in range(base.layers)]
         self.final_norm = build.weights.tensor("model.norm.weight")
-        self.head = Head(build, "lm_head", base.vocab_size, self.embedding)
+        self.head = LMHead(build, "lm_head", base.vocab_size, self.embedding)
         ws = build.workspace
         self._x = ws.register("x", (base.hidden,), build.dtype)
         self._residual = ws.register("residual", (base.hidden,), build.dtype)
@@ -106,7 +106,7 @@ class Gemma3Decoder:
             for layer, pools in zip(group.layers, pool.tensors[index]):
                 self.layers[layer].attention.bind(pools, tables[index])
 
-    def forward(self, step: Step) -> torch.Tensor | None:
+    def forward(self, step: ForwardContext) -> torch.Tensor | None:
         """See ``decoder.Model.forward``."""
         views, wait = step.views, step.wait
         x, residual = views[self._x], views[self._residual]

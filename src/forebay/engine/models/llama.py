@@ -10,14 +10,14 @@ import torch
 
 from forebay.engine.models.attention import Attention, AttentionShape, QKNorm
 from forebay.engine.models.decoder import Decoder, Layer
+from forebay.engine.models.layers import Embedding, ForwardContext, LMHead, ModelContext
 from forebay.engine.models.mlp import GatedMLP, activation_of
-from forebay.engine.models.parts import Build, Embedding, Head, Step
-from forebay.engine.models.ranks import check_ranks
-from forebay.engine.runtime.rotary import RopeSettings, rope_settings
+from forebay.engine.models.rotary import RopeSettings, rope_settings
+from forebay.engine.models.tensor_parallel_sizes import check_ranks
 
 __all__ = ["LlamaConfig", "build_llama", "read_llama_config"]
 
-MLP = Callable[[torch.Tensor, Step], torch.Tensor]
+MLP = Callable[[torch.Tensor, ForwardContext], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def read_llama_config(config: Mapping[str, Any], *, tp: int = 1) -> LlamaConfig:
 
 
 def build_llama(
-    build: Build,
+    build: ModelContext,
     config: LlamaConfig,
     *,
     qk_norm: bool = False,
@@ -109,7 +109,7 @@ def build_llama(
         rope=[config.rope] * len(build.groups),
         layers=layers,
         embedding=embedding,
-        head=Head(build, "lm_head", config.vocab_size, embedding),
+        head=LMHead(build, "lm_head", config.vocab_size, embedding),
         final_norm=weights.tensor("model.norm.weight"),
         eps=config.eps,
         replayable=mlp is None,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from forebay.engine.models.parts import Build, RowLinear, Step
-from forebay.engine.runtime.weights import LinearPart, shard
+from forebay.engine.checkpoint.rank_weights import LinearPart, shard
+from forebay.engine.models.layers import ForwardContext, ModelContext, RowLinear
 
 __all__ = ["LatentAttention", "LatentShape"]
 
@@ -55,7 +55,7 @@ class LatentAttention:
         group: the layer group whose batch it uses.
     """
 
-    def __init__(self, build: Build, name: str, shape: LatentShape, group: int) -> None:
+    def __init__(self, build: ModelContext, name: str, shape: LatentShape, group: int) -> None:
         comm, weights = build.comm, build.weights
         first, last = shard(shape.heads, comm.rank, comm.size, what="attention heads")
         query = shape.nope + shape.rope
@@ -77,7 +77,7 @@ class LatentAttention:
         self._register(build)
         self.pool = self.cos = self.sin = torch.empty(0)
 
-    def _absorb(self, build: Build, name: str, shape: LatentShape, first: int, last: int) -> None:
+    def _absorb(self, build: ModelContext, name: str, shape: LatentShape, first: int, last: int) -> None:
         """Split ``kv_b_proj`` into each head's W_uk^T (kv_rank, nope) and W_uv (value, kv_rank), dense."""
         each = shape.nope + shape.value
         both = build.weights.dense(LinearPart(f"{name}.kv_b_proj", (first * each, last * each)))
@@ -86,7 +86,7 @@ class LatentAttention:
         self.to_value = [build.backend.pack_linear(head[shape.nope :].contiguous()) for head in heads]
         build.weights.nbytes += sum(packed.nbytes for packed in self.to_latent + self.to_value)
 
-    def _register(self, build: Build) -> None:
+    def _register(self, build: ModelContext) -> None:
         ws, dtype, shape, heads = build.workspace, build.dtype, self.shape, self.heads
         latent = shape.kv_rank + shape.rope
         self._q_a = ws.register("q_a", (shape.q_rank or 1,), dtype)
@@ -115,7 +115,7 @@ class LatentAttention:
         self.pool = pools[0]
         self.cos, self.sin = rope
 
-    def write(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def write(self, x: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """Write the rows' latents; returns their queries in the latent space (M, heads, kv_rank + rope), in scratch."""
         if step.rope is None:  # the same for every layer
             positions = step.batches[self.group].positions.long()
@@ -124,7 +124,7 @@ class LatentAttention:
         self._store(x, step, cos, sin)
         return self._queries(x, step, cos, sin)
 
-    def read(self, query: torch.Tensor, step: Step) -> torch.Tensor:
+    def read(self, query: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """Attend, and project: (M, H) in scratch."""
         views, backend, shape, batch = step.views, self._backend, self.shape, step.batches[self.group]
         attended = views[self._attended]
@@ -138,7 +138,7 @@ class LatentAttention:
         self.out(flat.view(-1, self.heads * shape.value), hidden, views)
         return hidden
 
-    def _store(self, x: torch.Tensor, step: Step, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    def _store(self, x: torch.Tensor, step: ForwardContext, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Write this step's latents: the normed compressed vector, then the rotated key."""
         views, backend, rank = step.views, self._backend, self.shape.kv_rank
         kv, latent = views[self._kv], views[self._latent]
@@ -147,7 +147,7 @@ class LatentAttention:
         self._rotate(kv[:, None, rank:], cos, sin, latent[:, None, rank:])
         backend.latent_store(latent, step.batches[self.group], self.pool)
 
-    def _queries(self, x: torch.Tensor, step: Step, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def _queries(self, x: torch.Tensor, step: ForwardContext, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Queries in the latent space, (M, heads, kv_rank + rope)."""
         views, backend, shape, heads = step.views, self._backend, self.shape, self.heads
         if self.q_a is not None and self.q_norm is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from forebay.engine.models.parts import Build, RowLinear, Step
-from forebay.engine.runtime.weights import LinearPart, shard
+from forebay.engine.checkpoint.rank_weights import LinearPart, shard
+from forebay.engine.models.layers import ForwardContext, ModelContext, RowLinear
 from forebay.errors import UsageError
 
 __all__ = ["GatedMLP", "activation_of"]
@@ -35,7 +35,7 @@ class GatedMLP:
         activation: as in the config.
     """
 
-    def __init__(self, build: Build, name: str, intermediate: int, activation: str = "silu") -> None:
+    def __init__(self, build: ModelContext, name: str, intermediate: int, activation: str = "silu") -> None:
         comm, ws = build.comm, build.workspace
         span = shard(intermediate, comm.rank, comm.size, what="MLP columns")
         self.gate_up = build.weights.linear(
@@ -50,14 +50,14 @@ class GatedMLP:
         self._mid = ws.register("mid", (width,), build.dtype)
         self._hidden = ws.register("hidden", (self.down.linear.out_features,), build.dtype)
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """x (M, H), normed -> (M, H) in scratch."""
         views = step.views
         hidden = views[self._hidden]
         self.down(self.activated(x, step), hidden, views)
         return hidden
 
-    def activated(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def activated(self, x: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """This rank's columns of act(gate(x)) * up(x), the input of ``down``."""
         mid = step.views[self._mid]
         self._gated_linear(x, self.gate_up, mid, gelu=self._gelu)

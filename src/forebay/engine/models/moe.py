@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from forebay.engine.checkpoint.rank_weights import LinearPart, shard
+from forebay.engine.models.layers import ForwardContext, ModelContext
 from forebay.engine.models.mlp import GatedMLP, activation_of
-from forebay.engine.models.parts import Build, Step
 from forebay.engine.models.routing import Router
-from forebay.engine.runtime.weights import LinearPart, shard
 
 __all__ = ["ExpertNames", "ExpertShape", "MixtureOfExperts"]
 
@@ -57,7 +57,7 @@ class MixtureOfExperts:
 
     def __init__(
         self,
-        build: Build,
+        build: ModelContext,
         name: str,
         shape: ExpertShape,
         router: Router,
@@ -92,7 +92,7 @@ class MixtureOfExperts:
         self._partial = ws.register("partial", (hidden,), torch.float32)
         self._hidden = ws.register("hidden", (hidden,), build.dtype)
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """x (M, H), normed -> (M, H) in scratch."""
         views, backend, k = step.views, self._backend, self.shape.per_token
         logits = views[self._logits]
@@ -113,7 +113,7 @@ class MixtureOfExperts:
         backend.combine(out, torch.from_numpy(place.reshape(-1, k)), shares, total)
         return self._finish(x, total, step)
 
-    def _finish(self, x: torch.Tensor, total: torch.Tensor, step: Step) -> torch.Tensor:
+    def _finish(self, x: torch.Tensor, total: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """Add the shared experts, and sum over the ranks."""
         views = step.views
         if self.shared is not None:

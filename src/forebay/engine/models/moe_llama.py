@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from forebay.engine.models.decoder import Decoder
+from forebay.engine.models.layers import ForwardContext, ModelContext
 from forebay.engine.models.llama import LlamaConfig, build_llama, read_llama_config
 from forebay.engine.models.mlp import GatedMLP
 from forebay.engine.models.moe import ExpertNames, ExpertShape, MixtureOfExperts
-from forebay.engine.models.parts import Build, Step
-from forebay.engine.models.ranks import check_ranks
 from forebay.engine.models.routing import softmax_top_k
+from forebay.engine.models.tensor_parallel_sizes import check_ranks
 
 __all__ = ["build_mixtral", "build_qwen3_moe", "read_mixtral", "read_qwen3_moe"]
 
-MLP = Callable[[torch.Tensor, Step], torch.Tensor]
+MLP = Callable[[torch.Tensor, ForwardContext], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def read_qwen3_moe(config: Mapping[str, Any], *, tp: int = 1) -> MoeConfig:
     return MoeConfig(decoder, experts, bool(config.get("norm_topk_prob", False)), dense)
 
 
-def build_mixtral(build: Build, config: MoeConfig) -> Decoder:
+def build_mixtral(build: ModelContext, config: MoeConfig) -> Decoder:
     """Load Mixtral."""
     router = softmax_top_k(config.experts.per_token, normalise=True)
 
@@ -66,7 +66,7 @@ def build_mixtral(build: Build, config: MoeConfig) -> Decoder:
     return build_llama(build, config.decoder, mlp=mlp)
 
 
-def build_qwen3_moe(build: Build, config: MoeConfig) -> Decoder:
+def build_qwen3_moe(build: ModelContext, config: MoeConfig) -> Decoder:
     """Load Qwen3-MoE."""
     router = softmax_top_k(config.experts.per_token, normalise=config.normalise)
 

@@ -9,9 +9,9 @@ from typing import Any
 from forebay.engine.models.decoder import Model
 from forebay.engine.models.deepseek import build_deepseek, read_deepseek_v2, read_deepseek_v3
 from forebay.engine.models.gemma3 import Gemma3Config, Gemma3Decoder, read_gemma3_config
+from forebay.engine.models.layers import ModelContext
 from forebay.engine.models.llama import LlamaConfig, build_llama, read_llama_config
 from forebay.engine.models.moe_llama import build_mixtral, build_qwen3_moe, read_mixtral, read_qwen3_moe
-from forebay.engine.models.parts import Build
 from forebay.errors import UsageError
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "text_config"]
@@ -27,18 +27,18 @@ class Architecture:
     """
 
     read: Callable[..., Any]
-    load: Callable[[Build, Any], Model]
+    load: Callable[[ModelContext, Any], Model]
 
 
-def _llama(build: Build, config: LlamaConfig) -> Model:
+def _llama(build: ModelContext, config: LlamaConfig) -> Model:
     return build_llama(build, config)
 
 
-def _qwen3(build: Build, config: LlamaConfig) -> Model:
+def _qwen3(build: ModelContext, config: LlamaConfig) -> Model:
     return build_llama(build, config, qk_norm=True)
 
 
-def _gemma3(build: Build, config: Gemma3Config) -> Model:
+def _gemma3(build: ModelContext, config: Gemma3Config) -> Model:
     return Gemma3Decoder(build, config)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.engine.runtime.step import StepBatch
+from forebay.engine.model_executor.step import StepBatch
 from forebay.engine.scheduler.sequence import Sequence
 
-__all__ = ["PlannedBatch", "plan_batch"]
+__all__ = ["ScheduleBatch", "schedule_batch"]
 
 
 @dataclass(slots=True)
-class PlannedBatch:
+class ScheduleBatch:
     """A StepBatch with the sequences it came from, in the same order."""
 
     members: list[Sequence] = field(default_factory=list)
@@ -38,13 +38,13 @@ class PlannedBatch:
         return StepBatch([s.step(n) for s, n in zip(self.members, self.counts, strict=True)], list(self.gates))
 
 
-def plan_batch(running: list[Sequence], prefill_budget: int) -> PlannedBatch | None:
+def schedule_batch(running: list[Sequence], prefill_budget: int) -> ScheduleBatch | None:
     """All decoding sequences, then prompt chunks in order of admission while ``prefill_budget`` lasts.
 
     A sequence whose prefix is still being loaded joins once the first layer is there, so that others never wait for its
     transfer to begin; when nobody else could run, it joins at once and the step waits layer by layer. None: nobody runs.
     """
-    batch = PlannedBatch()
+    batch = ScheduleBatch()
     loading: list[Sequence] = []
     for sequence in running:
         if not _has_begun_arriving(sequence):

@@ -15,9 +15,9 @@ import numpy as np
 
 from forebay.engine.cache.interface import PrefixCacheProtocol
 from forebay.engine.config import SchedulerConfig
-from forebay.engine.runtime.messages import TokenEvent
-from forebay.engine.runtime.step import Runner, SampledToken, StepResult
-from forebay.engine.scheduler.batch import PlannedBatch, plan_batch
+from forebay.engine.ipc.messages import TokenEvent
+from forebay.engine.model_executor.step import Runner, SampledToken, StepResult
+from forebay.engine.scheduler.batch import ScheduleBatch, schedule_batch
 from forebay.engine.scheduler.budget import StepBudget
 from forebay.engine.scheduler.queue import WaitingQueue
 from forebay.engine.scheduler.sequence import Sequence
@@ -89,7 +89,7 @@ class Scheduler:
             self._admit()
         decoding = sum(s.is_decoding for s in self.running)
         pending = sum(s.remaining for s in self.running) - decoding
-        batch = plan_batch(self.running, self._budget.prefill_tokens(decoding, pending))
+        batch = schedule_batch(self.running, self._budget.prefill_tokens(decoding, pending))
         if batch is None:
             return None
         started = time.perf_counter()
@@ -170,7 +170,7 @@ class Scheduler:
                 return True
         return False
 
-    def _settle(self, batch: PlannedBatch, result: StepResult, seconds: float) -> StepOutcome:
+    def _settle(self, batch: ScheduleBatch, result: StepResult, seconds: float) -> StepOutcome:
         """Take over what a step computed: commit pages, append tokens, end what is over."""
         if result.failed_gates:
             self._drop_failed_loads(batch, result.failed_gates)
@@ -205,7 +205,7 @@ class Scheduler:
             None if cached is None else (cached.device, cached.host, cached.disk),
         )
 
-    def _drop_failed_loads(self, batch: PlannedBatch, failed: tuple[int, ...]) -> None:
+    def _drop_failed_loads(self, batch: ScheduleBatch, failed: tuple[int, ...]) -> None:
         """The step wrote nothing that counts; sequences whose load failed compute that prefix themselves."""
         gates = [batch.gates[index] for index in failed]
         for sequence in self.running:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.engine.cache.interface import CachedTokens, Lease
-from forebay.engine.runtime.step import SamplingParams, SeqStep
+from forebay.engine.model_executor.step import SamplingParams, SeqStep
 
 __all__ = ["Sequence"]
 

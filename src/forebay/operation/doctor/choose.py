@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from forebay.causes import Cause
+from forebay.operation.doctor.candidate import Candidate
 from forebay.operation.doctor.fixes import fill
-from forebay.operation.doctor.life import Life, Outcome, read_life
+from forebay.operation.doctor.life import Lifecycle, StartOutcome, read_lifecycle
 from forebay.operation.doctor.machine_side import machine_candidates
 from forebay.operation.doctor.reading import SourceLog
 from forebay.operation.doctor.records import Diagnosis, Evidence, Observations, RuledOut
-from forebay.operation.doctor.rule import Found, Kind, Need, Rule, Tier, Where
+from forebay.operation.doctor.rule import Found, Kind, Need, Priority, Rule, Where
 from forebay.operation.doctor.rules import RULES
 from forebay.operation.doctor.transcript import Transcript, build
-from forebay.servers.grammar.common import EXCEPTION
+from forebay.servers.log_patterns.common import EXCEPTION
 
-__all__ = ["Candidate", "diagnose"]
+__all__ = ["diagnose"]
 
 _DEPTH = {"worker": 0, "engine": 1, "": 2, "front": 3}
 _NEVER = -1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A possible cause with its rank among others: smaller sorts first."""
-
-    cause: Cause
-    tier: Tier
-    order: tuple[float, ...]
-    meaning: str
-    fix: str
-    evidence: tuple[Evidence, ...]
-    rules_out: tuple[tuple[Cause, str], ...] = ()
-    server: str = ""
 
 
 def diagnose(sources: Sequence[SourceLog], observed: Observations | None = None) -> Diagnosis:
@@ -45,21 +31,21 @@ def diagnose(sources: Sequence[SourceLog], observed: Observations | None = None)
     """
     observed = observed or Observations()
     transcript = build(list(sources), observed)
-    life = read_life(transcript)
+    life = read_lifecycle(transcript)
     roots, degraded = _candidates(transcript, life)
-    roots += machine_candidates(transcript, life, Candidate)
+    roots += machine_candidates(transcript, life)
     roots.sort(key=lambda candidate: (candidate.tier, *candidate.order))
     degraded.sort(key=lambda candidate: candidate.order)
     return _answer(transcript, life, roots, degraded)
 
 
-def _answer(transcript: Transcript, life: Life, roots: list[Candidate], degraded: list[Candidate]) -> Diagnosis:
+def _answer(transcript: Transcript, life: Lifecycle, roots: list[Candidate], degraded: list[Candidate]) -> Diagnosis:
     chosen = roots[0] if roots else None
     if chosen is None and life.stopped_while_starting:
         chosen = _stopped(transcript, life)
-    if chosen is None and life.outcome is not Outcome.STOPPED and degraded:
+    if chosen is None and life.outcome is not StartOutcome.STOPPED and degraded:
         chosen = degraded[0]
-    if chosen is None and life.outcome is Outcome.FAILED:
+    if chosen is None and life.outcome is StartOutcome.FAILED:
         chosen = _unexplained(transcript, life)
     if chosen is None:
         return Diagnosis(
@@ -77,7 +63,7 @@ def _answer(transcript: Transcript, life: Life, roots: list[Candidate], degraded
     )
 
 
-def _came_up(life: Life, chosen: Candidate, roots: list[Candidate]) -> bool | None:
+def _came_up(life: Lifecycle, chosen: Candidate, roots: list[Candidate]) -> bool | None:
     """A cause of a failed start in a log that shows no serving means that it did not come up."""
     if life.came_up is None and chosen in roots:
         return False
@@ -86,13 +72,13 @@ def _came_up(life: Life, chosen: Candidate, roots: list[Candidate]) -> bool | No
     if (
         life.came_up is None
         and chosen.cause in (Cause.STOPPED_ON_REQUEST, Cause.UNKNOWN)
-        and life.outcome is not Outcome.OPEN
+        and life.outcome is not StartOutcome.OPEN
     ):
         return False
     return life.came_up
 
 
-def _candidates(transcript: Transcript, life: Life) -> tuple[list[Candidate], list[Candidate]]:
+def _candidates(transcript: Transcript, life: Lifecycle) -> tuple[list[Candidate], list[Candidate]]:
     roots: dict[str, Candidate] = {}
     degraded: dict[str, Candidate] = {}
     rules = [rule for rule in RULES if _applies(rule, transcript.server)]
@@ -158,7 +144,7 @@ def _candidate(rule: Rule, found: Found, own_line: Evidence | None = None) -> Ca
             evidence.append(transcript.evidence(index))
     time_s = found.line.time_s if found.line.time_s is not None else _NEVER
     cause = _cause(rule, found)
-    general = rule.tier is not Tier.SPECIFIC and not (transcript.entries and transcript.entries[found.index].fatal)
+    general = rule.tier is not Priority.SPECIFIC and not (transcript.entries and transcript.entries[found.index].fatal)
     order = (float(general), time_s, float(_DEPTH.get(found.line.process, 2)), float(found.index))
     return Candidate(
         cause=cause,
@@ -179,10 +165,10 @@ def _cause(rule: Rule, found: Found) -> Cause:
     return Cause(code) if code in {item.value for item in Cause} else Cause.UNKNOWN
 
 
-def _tier(rule: Rule, cause: Cause) -> Tier:
+def _tier(rule: Rule, cause: Cause) -> Priority:
     """What a server says of its own worker's end is fallout: the machine's records may say who ended it."""
     if rule.id == "embedded_code" and cause in (Cause.WORKER_KILLED, Cause.UNKNOWN):
-        return Tier.FALLOUT
+        return Priority.FALLOUT
     return rule.tier
 
 
@@ -194,12 +180,12 @@ def _others(chosen: Candidate, roots: list[Candidate], degraded: list[Candidate]
     found = [
         candidate.cause.value
         for candidate in (*roots, *degraded)
-        if candidate.tier is Tier.SPECIFIC and candidate.evidence[:1] != chosen.evidence[:1]
+        if candidate.tier is Priority.SPECIFIC and candidate.evidence[:1] != chosen.evidence[:1]
     ]
     return tuple(dict.fromkeys(cause for cause in found if cause != chosen.cause.value))
 
 
-def _ruled_out(chosen: Candidate, life: Life) -> tuple[RuledOut, ...]:
+def _ruled_out(chosen: Candidate, life: Lifecycle) -> tuple[RuledOut, ...]:
     found: dict[Cause, RuledOut] = {}
     for cause, why in (*chosen.rules_out, *life.rules_out):
         if cause is not chosen.cause:
@@ -211,13 +197,13 @@ def _without_repeats(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
     return tuple(dict.fromkeys(evidence))
 
 
-def _stopped(transcript: Transcript, life: Life) -> Candidate:
+def _stopped(transcript: Transcript, life: Lifecycle) -> Candidate:
     evidence = life.evidence
     if transcript.stop is not None:
         evidence = (transcript.evidence(transcript.stop),)
     return Candidate(
         Cause.STOPPED_ON_REQUEST,
-        Tier.SPECIFIC,
+        Priority.SPECIFIC,
         (0.0,),
         "It was asked to stop (a signal) before it was ready; errors after that are its shutdown.",
         "nothing is broken: start it again, and give it the time that loading takes",
@@ -233,7 +219,7 @@ def _nothing_read(transcript: Transcript) -> str | None:
     return f"There is no line of text to read in {names}: it is empty, or not a log. That says nothing of the server."
 
 
-def _unexplained(transcript: Transcript, life: Life) -> Candidate:
+def _unexplained(transcript: Transcript, life: Lifecycle) -> Candidate:
     evidence: list[Evidence] = list(life.evidence)
     for index in range(len(transcript.entries) - 1, -1, -1):
         entry = transcript.entries[index]
@@ -242,7 +228,7 @@ def _unexplained(transcript: Transcript, life: Life) -> Candidate:
             break
     return Candidate(
         Cause.UNKNOWN,
-        Tier.FALLOUT,
+        Priority.FALLOUT,
         (0.0,),
         "It failed, and no rule knows why.",
         "read the evidence; the first error of the first failing rank is the one that counts. Logs of the other ranks may name it",

@@ -9,9 +9,9 @@ from forebay.causes import Cause
 from forebay.operation.doctor.records import Evidence
 from forebay.operation.doctor.rule import pattern
 from forebay.operation.doctor.transcript import Transcript
-from forebay.servers.grammar.common import EXCEPTION
+from forebay.servers.log_patterns.common import EXCEPTION
 
-__all__ = ["Life", "Outcome", "read_life"]
+__all__ = ["Lifecycle", "StartOutcome", "read_lifecycle"]
 
 _ANNOUNCED = pattern(r"^Application startup complete\.")
 _ENDED = pattern(
@@ -27,7 +27,7 @@ _SELF_KILL = pattern(r"kill_process_tree called: .*include_parent=True")
 _LATE_ERROR_LINES = 60
 
 
-class Outcome(StrEnum):
+class StartOutcome(StrEnum):
     """What the log shows of the end."""
 
     FAILED = "failed"  # something was lost that the log itself calls fatal, or a start ended in an exception
@@ -36,11 +36,11 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Lifecycle:
     """The answer, and which entries may be causes of it."""
 
     transcript: Transcript
-    outcome: Outcome
+    outcome: StartOutcome
     came_up: bool | None
     words: str
     evidence: tuple[Evidence, ...] = ()
@@ -51,16 +51,16 @@ class Life:
     def stopped_while_starting(self) -> bool:
         """The log shows a start under way, and a stop before its end."""
         starting = bool(self.transcript.advances) and self.up_index is None and self.came_up is not True
-        return self.outcome is Outcome.STOPPED and starting and self.transcript.search(_SERVING_STOP) is None
+        return self.outcome is StartOutcome.STOPPED and starting and self.transcript.search(_SERVING_STOP) is None
 
     def counts(self, index: int) -> bool:
         """Whether an error at ``index`` can be why the server failed."""
         transcript = self.transcript
         if transcript.stop is not None and index >= transcript.stop and not self._lost_before_stop():
             return False
-        if self.outcome is Outcome.STOPPED:
+        if self.outcome is StartOutcome.STOPPED:
             return False
-        if self.outcome is Outcome.OPEN and self.came_up:
+        if self.outcome is StartOutcome.OPEN and self.came_up:
             return False
         return not transcript.survived(index)
 
@@ -69,21 +69,21 @@ class Life:
         return fatal is not None and stop is not None and fatal < stop
 
 
-def read_life(transcript: Transcript) -> Life:
+def read_lifecycle(transcript: Transcript) -> Lifecycle:
     """Read it from the transcript; what the machine says of the exit is added."""
     up = _up(transcript)
     outcome = _outcome(transcript, up)
     evidence: list[Evidence] = []
-    if transcript.stop is not None and outcome is Outcome.STOPPED:
+    if transcript.stop is not None and outcome is StartOutcome.STOPPED:
         evidence.append(transcript.evidence(transcript.stop))
-    elif transcript.fatal is not None and outcome is Outcome.FAILED:
+    elif transcript.fatal is not None and outcome is StartOutcome.FAILED:
         evidence.append(transcript.evidence(transcript.fatal))
     elif up is True:
         evidence.extend(_up_evidence(transcript))
-    return Life(
+    return Lifecycle(
         transcript,
         outcome,
-        False if up is not True and outcome is Outcome.FAILED else up,
+        False if up is not True and outcome is StartOutcome.FAILED else up,
         _words(outcome, up),
         tuple(evidence),
         _ruled_out(transcript),
@@ -107,17 +107,17 @@ def _up(transcript: Transcript) -> bool | None:
     return None if quiet and ended else True
 
 
-def _outcome(transcript: Transcript, up: bool | None) -> Outcome:
+def _outcome(transcript: Transcript, up: bool | None) -> StartOutcome:
     fatal, stop = transcript.fatal, transcript.stop
     if stop is not None and (fatal is None or stop < fatal) and not _error_before(transcript, stop, up):
-        return Outcome.STOPPED
+        return StartOutcome.STOPPED
     if transcript.observed.stop_requested and fatal is None:
-        return Outcome.STOPPED
+        return StartOutcome.STOPPED
     if fatal is not None and (up is not True or not transcript.survived(fatal)):
-        return Outcome.FAILED
+        return StartOutcome.FAILED
     if up is not True and _open_error(transcript) is not None:
-        return Outcome.FAILED
-    return Outcome.OPEN
+        return StartOutcome.FAILED
+    return StartOutcome.OPEN
 
 
 def _error_before(transcript: Transcript, stop: int, up: bool | None) -> bool:
@@ -152,8 +152,8 @@ def _up_evidence(transcript: Transcript) -> list[Evidence]:
     return []
 
 
-def _words(outcome: Outcome, up: bool | None) -> str:
-    if outcome is Outcome.STOPPED:
+def _words(outcome: StartOutcome, up: bool | None) -> str:
+    if outcome is StartOutcome.STOPPED:
         return "It served, and was stopped on request: nothing is wrong."
     if up is True:
         return "It came up, and the log shows nothing wrong."

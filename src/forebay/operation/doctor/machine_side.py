@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from forebay.causes import Cause
-from forebay.operation.doctor.life import Life, Outcome
+from forebay.operation.doctor.candidate import Candidate
+from forebay.operation.doctor.life import Lifecycle, StartOutcome
 from forebay.operation.doctor.records import Evidence, Observations
-from forebay.operation.doctor.rule import Tier
+from forebay.operation.doctor.rule import Priority
 from forebay.operation.doctor.transcript import Transcript
-
-if TYPE_CHECKING:
-    from forebay.operation.doctor.choose import Candidate
 
 __all__ = ["machine_candidates", "oom_line", "xid_line"]
 
@@ -25,8 +21,6 @@ _OOM_KILL = re.compile(
 _OOM_OTHER = re.compile(r"oom-kill:.*\bpid=(?P<pid>\d+)|oom_reaper: reaped process (?P<pid2>\d+)")
 _XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 _SERVER_NAMES = re.compile(r"python|sglang|vllm|VLLM|forebay|scheduler|EngineCore|Worker", re.IGNORECASE)
-
-Make = Callable[..., "Candidate"]
 
 
 def oom_line(observed: Observations) -> str | None:
@@ -48,16 +42,16 @@ def xid_line(observed: Observations) -> str | None:
     return next((text for text in observed.kernel_lines if _XID.search(text)), None)
 
 
-def machine_candidates(transcript: Transcript, life: Life, make: Make) -> list[Candidate]:
+def machine_candidates(transcript: Transcript, life: Lifecycle) -> list[Candidate]:
     """Causes that the machine's records say; a specific cause in the log still comes first where the log names one."""
     observed = transcript.observed
-    result = [*_oom(observed, life, make), *_states(observed, make)]
-    if life.outcome is not Outcome.STOPPED:
-        result += _exit(transcript, life, make)
+    result = [*_oom(observed, life), *_states(observed)]
+    if life.outcome is not StartOutcome.STOPPED:
+        result += _exit(transcript, life)
     return result
 
 
-def _oom(observed: Observations, life: Life, make: Make) -> list[Candidate]:
+def _oom(observed: Observations, life: Lifecycle) -> list[Candidate]:
     text = oom_line(observed)
     if text is None and not observed.oom_kills:
         return []
@@ -67,9 +61,9 @@ def _oom(observed: Observations, life: Life, make: Make) -> list[Candidate]:
     size = re.search(r"anon-rss:(\d+)kB", text or "")
     held = f" It held {int(size[1]) / 2**20:.1f} GiB." if size else ""
     return [
-        make(
+        Candidate(
             Cause.HOST_OOM_KILLED,
-            Tier.GENERAL,
+            Priority.GENERAL,
             (-1.0,),
             "The kernel killed a process of this server for want of memory." + held,
             "raise the memory limit, or ask for smaller host pools (sizes are per rank); `forebay plan` computes what fits",
@@ -78,15 +72,15 @@ def _oom(observed: Observations, life: Life, make: Make) -> list[Candidate]:
     ]
 
 
-def _states(observed: Observations, make: Make) -> list[Candidate]:
+def _states(observed: Observations) -> list[Candidate]:
     result = []
     stopped = [pid for pid, state in observed.states.items() if state in ("T", "t")]
     if stopped:
         pid = stopped[0]
         result.append(
-            make(
+            Candidate(
                 Cause.ENGINE_HUNG,
-                Tier.SPECIFIC,
+                Priority.SPECIFIC,
                 (0.0,),
                 f"{_who(observed, pid)} is stopped (state T): it will answer nothing until it is continued.",
                 f"kill -CONT {pid} lets it go on; find out who stopped it",
@@ -97,9 +91,9 @@ def _states(observed: Observations, make: Make) -> list[Candidate]:
     if zombies and observed.exit_code is None:
         pid = zombies[0]
         result.append(
-            make(
+            Candidate(
                 Cause.WORKER_KILLED,
-                Tier.FALLOUT,
+                Priority.FALLOUT,
                 (0.0,),
                 f"{_who(observed, pid)} is dead (a zombie) while the front still runs.",
                 "end the run (`forebay down`) and start again; look for who killed it in the kernel log",
@@ -114,18 +108,18 @@ def _who(observed: Observations, pid: int) -> str:
     return f"{name} (pid {pid})"
 
 
-def _exit(transcript: Transcript, life: Life, make: Make) -> list[Candidate]:
+def _exit(transcript: Transcript, life: Lifecycle) -> list[Candidate]:
     number = transcript.observed.signal
     if number is None:
         return []
     evidence = (Evidence("exit code", None, f"{transcript.observed.exit_code} ({_signal_name(number)})"),)
-    if number in (signal.SIGTERM, signal.SIGINT) and life.outcome is Outcome.OPEN:
-        return [] if life.came_up else [_stopped(make, evidence)]
+    if number in (signal.SIGTERM, signal.SIGINT) and life.outcome is StartOutcome.OPEN:
+        return [] if life.came_up else [_stopped(evidence)]
     if number == signal.SIGKILL:
         return [
-            make(
+            Candidate(
                 Cause.FRONT_KILLED,
-                Tier.FALLOUT,
+                Priority.FALLOUT,
                 (1e12,),
                 "The front process was killed by SIGKILL, from outside: it wrote no last word.",
                 "`dmesg -T | grep -i -e oom -e killed` tells whether the kernel did; `forebay down` ends what it left behind "
@@ -136,9 +130,9 @@ def _exit(transcript: Transcript, life: Life, make: Make) -> list[Candidate]:
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
         cause = Cause.SHM_FULL if number == signal.SIGBUS else Cause.ENGINE_BUG
         return [
-            make(
+            Candidate(
                 cause,
-                Tier.FALLOUT,
+                Priority.FALLOUT,
                 (1e12,),
                 f"The process crashed ({_signal_name(number)}).",
                 "see the cause's page",
@@ -148,10 +142,10 @@ def _exit(transcript: Transcript, life: Life, make: Make) -> list[Candidate]:
     return []
 
 
-def _stopped(make: Make, evidence: tuple[Evidence, ...]) -> Candidate:
-    return make(
+def _stopped(evidence: tuple[Evidence, ...]) -> Candidate:
+    return Candidate(
         Cause.STOPPED_ON_REQUEST,
-        Tier.FALLOUT,
+        Priority.FALLOUT,
         (1e12,),
         "A signal asked it to stop before it was ready.",
         "nothing is broken: start it again",

@@ -17,8 +17,8 @@ from typing import IO
 
 from forebay.errors import UsageError
 from forebay.operation.doctor.pasted import unpasted
-from forebay.servers.grammar import LogLine, parse_segments
-from forebay.servers.grammar.lines import MAX_LINE_CHARS
+from forebay.servers.log_patterns import LogLine, parse_segments
+from forebay.servers.log_patterns.lines import MAX_LINE_CHARS
 
 __all__ = ["Kept", "SourceLog", "read_file", "read_lines", "read_text"]
 

@@ -9,12 +9,12 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
 from forebay.causes import Cause
-from forebay.servers.grammar import LogLine
+from forebay.servers.log_patterns import LogLine
 
 if TYPE_CHECKING:
     from forebay.operation.doctor.transcript import Transcript
 
-__all__ = ["Found", "Kind", "Need", "Rule", "Tier", "Where", "pattern"]
+__all__ = ["Found", "Kind", "Need", "Priority", "Rule", "Where", "pattern"]
 
 
 def pattern(text: str, *, ignore_case: bool = False) -> re.Pattern[str]:
@@ -29,7 +29,7 @@ class Kind(StrEnum):
     DEGRADED = "degraded"  # a server that runs, wrongly
 
 
-class Tier(IntEnum):
+class Priority(IntEnum):
     """How much a match says; a lower one is preferred wherever it stands in the log."""
 
     SPECIFIC = 0  # names the cause
@@ -110,7 +110,7 @@ class Rule:
     meaning: str
     fix: Fix
     kind: Kind = Kind.ROOT
-    tier: Tier = Tier.SPECIFIC
+    tier: Priority = Priority.SPECIFIC
     where: Where = Where.ERROR
     servers: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()

@@ -13,7 +13,7 @@ from forebay.machine.processes import is_running, look, uptime_s
 from forebay.operation.doctor.choose import diagnose
 from forebay.operation.doctor.reading import SourceLog, read_file
 from forebay.operation.doctor.records import Diagnosis, Observations
-from forebay.operation.record import Run, RunRecord, all_runs
+from forebay.operation.records.run_record import Run, RunRecord, all_runs
 from forebay.paths import runs_dir
 
 __all__ = ["diagnose_named", "diagnose_run", "observe"]

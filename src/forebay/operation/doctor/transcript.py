@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from forebay.operation.doctor.reading import Kept, SourceLog
 from forebay.operation.doctor.records import Evidence, Observations
-from forebay.servers.grammar import EffectiveSetting, LogLine, Stage, StageTracker, asked_settings, detect_server
-from forebay.servers.grammar.common import EXCEPTION, TRACEBACK
-from forebay.servers.grammar.model import ErrorMark, Grammar
-from forebay.servers.grammar.settings import settings_of_line
-from forebay.servers.grammar.tracker import GRAMMARS
+from forebay.servers.log_patterns import EffectiveSetting, LogLine, Stage, StageTracker, asked_settings, detect_server
+from forebay.servers.log_patterns.common import EXCEPTION, TRACEBACK
+from forebay.servers.log_patterns.pattern import ErrorMark, Grammar
+from forebay.servers.log_patterns.settings import settings_of_line
+from forebay.servers.log_patterns.tracker import GRAMMARS
 
-__all__ = ["Entry", "Transcript", "build"]
+__all__ = ["Transcript", "TranscriptLine", "build"]
 
 _QUIET = re.compile(
     r"^(?:\S+:\d+: )?\w*Warning: |^\s*warnings\.warn|^(?:WARNING|INFO|DEBUG|WARN)\b|\bNCCL (?:INFO|TRACE)\b|^\s*\^+$|^Ignore import error"
@@ -34,7 +34,7 @@ _FRAME = re.compile(r"^\s*File \"[^\"]+\", line \d+|^ {4,}\S|^ {2,}\^+$")
 
 
 @dataclass(slots=True)
-class Entry:
+class TranscriptLine:
     """A kept line in its place.
 
     Attributes:
@@ -60,7 +60,7 @@ class Transcript:
     sources: list[SourceLog]
     server: str
     observed: Observations
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[TranscriptLine] = field(default_factory=list)
     settings: dict[str, EffectiveSetting] = field(default_factory=dict)
     asked: dict[str, str] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
@@ -122,7 +122,7 @@ class Transcript:
         rank = entry.line.rank
         return any(index < at < end and self._same(at, entry, rank, who) for at, who in self.advances)
 
-    def _same(self, at: int, entry: Entry, rank: int | None, who: int | None) -> bool:
+    def _same(self, at: int, entry: TranscriptLine, rank: int | None, who: int | None) -> bool:
         return self.entries[at].source == entry.source and (rank is None or who is None or rank == who)
 
     def bytes_setting(self, name: str) -> int | None:
@@ -183,7 +183,7 @@ def _add_source(
         clock = line.time_s if line.time_s is not None else clock
         if line.time_s is None and clock is not None:
             line = _with_time(line, clock)
-        entry = Entry(line, number, kept.served)
+        entry = TranscriptLine(line, number, kept.served)
         index = len(transcript.entries)
         transcript.entries.append(entry)
         if line.rank is not None:
@@ -242,7 +242,7 @@ class _Blocks:
         self._next = start  # numbers stay unique over the sources
         self._open: dict[tuple[str, str], _Block] = {}
 
-    def place(self, entry: Entry, is_mark: bool) -> tuple[int, bool]:
+    def place(self, entry: TranscriptLine, is_mark: bool) -> tuple[int, bool]:
         """The block a line belongs to (-1: none), and whether that block ended the server."""
         line = entry.line
         prefixed = bool(line.dialect or line.level)
@@ -310,7 +310,7 @@ def _read_life(transcript: Transcript) -> None:
         transcript.stop = weak
 
 
-def _unhandled(entry: Entry) -> bool:
+def _unhandled(entry: TranscriptLine) -> bool:
     line = entry.line
     return (
         not line.dialect

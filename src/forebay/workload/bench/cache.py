@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import NotInEffectError
-from forebay.workload.bench.prompts import Maker
-from forebay.workload.bench.settings import CacheState
+from forebay.workload.bench.prompts import PromptGenerator
+from forebay.workload.bench.settings import CacheTemperature
 from forebay.workload.client import Client
 from forebay.workload.counters import difference, read_hits
 from forebay.workload.failures import RequestFailure
@@ -23,12 +23,12 @@ _PROBE_TOKENS = 640  # more than one page of every server we know
 class CacheRecord:
     """The state of the cache when a run began. ``seen`` is False where nothing could be seen."""
 
-    state: CacheState
+    state: CacheTemperature
     seen: bool
     evidence: str
 
 
-async def flush_seen(client: Client, server: ServerIdentity, maker: Maker) -> CacheRecord:
+async def flush_seen(client: Client, server: ServerIdentity, maker: PromptGenerator) -> CacheRecord:
     """Flush every tier, and see it: a prompt that hit before the flush misses after it.
 
     Raises:
@@ -41,18 +41,18 @@ async def flush_seen(client: Client, server: ServerIdentity, maker: Maker) -> Ca
     after = await _cached_tokens(client, server, body)
     if before is None or after is None:
         return CacheRecord(
-            CacheState.COLD, False, f"POST {path} answered 200; the server reports no cached tokens to see it by"
+            CacheTemperature.COLD, False, f"POST {path} answered 200; the server reports no cached tokens to see it by"
         )
     if not before:
         return CacheRecord(
-            CacheState.COLD, False, f"POST {path} answered 200; the probe never hit, so its cache may be off"
+            CacheTemperature.COLD, False, f"POST {path} answered 200; the probe never hit, so its cache may be off"
         )
     if after:
         raise NotInEffectError(
             f"cold: after POST {path} the probe still had {after} cached tokens (of {before} before)",
             fix="stop the other requests of this server, or use --cache as-is",
         )
-    return CacheRecord(CacheState.COLD, True, f"probe: {before} cached tokens before POST {path}, 0 after")
+    return CacheRecord(CacheTemperature.COLD, True, f"probe: {before} cached tokens before POST {path}, 0 after")
 
 
 async def _flush(client: Client) -> str:
@@ -72,12 +72,12 @@ async def _flush(client: Client) -> str:
     )
 
 
-def _probe(model: str, maker: Maker) -> dict[str, Any]:
+def _probe(model: str, maker: PromptGenerator) -> dict[str, Any]:
     text = (
         maker.with_salt(maker.salt + " probe").text("is it flushed", _PROBE_TOKENS) if maker.highest_id is None else ""
     )
     if not text:
-        text = Maker(maker.salt + " probe", None).text("is it flushed", _PROBE_TOKENS)
+        text = PromptGenerator(maker.salt + " probe", None).text("is it flushed", _PROBE_TOKENS)
     return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0}
 
 

@@ -20,7 +20,7 @@ from forebay.workload.bench.result import Result
 from forebay.workload.bench.run import Bench, salt_of
 from forebay.workload.bench.settings import BenchSettings
 from forebay.workload.bench.stats import Ratio, ratio_of_rounds
-from forebay.workload.generate.revive import up_command
+from forebay.workload.generate.restart import up_command
 from forebay.workload.target import resolve, up_address
 
 __all__ = ["Comparison", "compare"]

@@ -15,7 +15,7 @@ import numpy as np
 from forebay.workload.client import COMPLETIONS, Client
 from forebay.workload.failures import FailureKind, RequestFailure
 
-__all__ = ["Maker", "probe_maker"]
+__all__ = ["PromptGenerator", "probe_maker"]
 
 # Short, frequent English words: one token each in most vocabularies. The ratio is measured, so exceptions do no harm.
 WORDS = [
@@ -121,7 +121,7 @@ _HIGHEST_IDS = (30000, 8000, 1000, 250)  # tried in turn: the server's vocabular
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class PromptGenerator:
     """Makes blocks.
 
     Attributes:
@@ -144,9 +144,9 @@ class Maker:
         count = max(1, round(tokens / self.tokens_per_word))
         return " ".join(WORDS[number] for number in _draw(self.salt, name, count, 0, len(WORDS)))
 
-    def with_salt(self, salt: str) -> Maker:
+    def with_salt(self, salt: str) -> PromptGenerator:
         """The same for another run."""
-        return Maker(salt, self.highest_id, self.tokens_per_word)
+        return PromptGenerator(salt, self.highest_id, self.tokens_per_word)
 
 
 @lru_cache(maxsize=4096)
@@ -155,7 +155,7 @@ def _draw(salt: str, name: Hashable, count: int, low: int, high: int) -> tuple[i
     return tuple(np.random.default_rng(int.from_bytes(digest, "big")).integers(low, high, size=count).tolist())
 
 
-async def probe_maker(client: Client, model: str, salt: str, *, tokens: bool) -> Maker:
+async def probe_maker(client: Client, model: str, salt: str, *, tokens: bool) -> PromptGenerator:
     """Find out how prompts can be sent: as ids below some bound, else as words, and how many tokens a word is.
 
     Raises:
@@ -171,12 +171,12 @@ async def probe_maker(client: Client, model: str, salt: str, *, tokens: bool) ->
                     continue
                 raise
             if answer.usage is not None and answer.usage.prompt_tokens in (2, 3):  # 3: with a beginning-of-text token
-                return Maker(salt, highest)
+                return PromptGenerator(salt, highest)
             break
     counted = []
     for words in (64, 192):
-        text = Maker(salt, None).text("how many tokens is a word", words)
+        text = PromptGenerator(salt, None).text("how many tokens is a word", words)
         message = [{"role": "user", "content": text}]
         answer = await client.chat({"model": model, "messages": message, "max_tokens": 1, "temperature": 0})
         counted.append(answer.usage.prompt_tokens if answer.usage else words)
-    return Maker(salt, None, max(0.25, (counted[1] - counted[0]) / 128))
+    return PromptGenerator(salt, None, max(0.25, (counted[1] - counted[0]) / 128))

@@ -9,9 +9,9 @@ from typing import Any
 
 from forebay.workload.answers import TIERS
 from forebay.workload.bench.cache import CacheRecord
-from forebay.workload.bench.load import Played
-from forebay.workload.bench.samples import Sample
-from forebay.workload.bench.scripts import Script
+from forebay.workload.bench.load_script import LoadScript
+from forebay.workload.bench.run_load import Played
+from forebay.workload.bench.samples import RequestSample
 from forebay.workload.bench.stats import Estimate, gap_percentiles, percentiles, throughput
 
 __all__ = ["Result", "judge_cache", "summarise"]
@@ -106,7 +106,7 @@ def summarise(
     server: str,
     workload: Mapping[str, Any],
     cache: CacheRecord,
-    script: Script,
+    script: LoadScript,
     played: Played,
     by_tier_metrics: dict[str, int] | None,
 ) -> Result:
@@ -171,7 +171,7 @@ def judge_cache(input_tokens: int, cached_tokens: int | None, reused_tokens: int
     return None
 
 
-def _notes(result: Result, script: Script) -> list[str]:
+def _notes(result: Result, script: LoadScript) -> list[str]:
     notes = []
     judged = judge_cache(result.input_tokens, result.cached_tokens, result.reused_tokens)
     if judged is not None:
@@ -187,7 +187,7 @@ def _notes(result: Result, script: Script) -> list[str]:
     return notes
 
 
-def _token_flow(good: list[Sample]) -> tuple[list[float], list[float]]:
+def _token_flow(good: list[RequestSample]) -> tuple[list[float], list[float]]:
     """When tokens came: each event's time, weighted so that a request's events add up to its tokens."""
     times: list[float] = []
     counts: list[float] = []
@@ -203,7 +203,7 @@ def _token_flow(good: list[Sample]) -> tuple[list[float], list[float]]:
     return times, counts
 
 
-def _timeline(good: list[Sample], seconds: float) -> dict[str, list[float]]:
+def _timeline(good: list[RequestSample], seconds: float) -> dict[str, list[float]]:
     """Rates in bins over the run: output tokens, prompt tokens computed, and prompt tokens from each tier."""
     import numpy as np
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from forebay.errors import DeadError, NotInEffectError, UsageError
 from forebay.workload.bench.cache import CacheRecord, flush_seen
-from forebay.workload.bench.load import Played, play
-from forebay.workload.bench.prompts import Maker, probe_maker
+from forebay.workload.bench.load_script import LoadScript, write_script
+from forebay.workload.bench.prompts import PromptGenerator, probe_maker
 from forebay.workload.bench.result import Result, summarise
-from forebay.workload.bench.samples import Sample
-from forebay.workload.bench.scripts import Script, write_script
-from forebay.workload.bench.settings import BenchSettings, CacheState, Workload
+from forebay.workload.bench.run_load import Played, play
+from forebay.workload.bench.samples import RequestSample
+from forebay.workload.bench.settings import BenchSettings, CacheTemperature, Workload
 from forebay.workload.client import Client
 from forebay.workload.counters import difference, read_hits
 from forebay.workload.failures import RequestFailure
@@ -50,7 +50,7 @@ class Bench:
     """A server that was found ready, with what its requests need. Make it with ``connect``."""
 
     def __init__(
-        self, target: str, client: Client, server: ServerIdentity, maker: Maker, settings: BenchSettings
+        self, target: str, client: Client, server: ServerIdentity, maker: PromptGenerator, settings: BenchSettings
     ) -> None:
         self.target = target
         self._client = client
@@ -116,29 +116,29 @@ class Bench:
             played,
             moved,
         )
-        if settings.cache is CacheState.WARM:
+        if settings.cache is CacheTemperature.WARM:
             return _warm_seen(result)
         return result
 
-    async def _prepare(self, script: Script, maker: Maker, watch: Watch) -> CacheRecord:
-        if self._settings.cache is CacheState.COLD:
+    async def _prepare(self, script: LoadScript, maker: PromptGenerator, watch: Watch) -> CacheRecord:
+        if self._settings.cache is CacheTemperature.COLD:
             watch("flushing", 0, script.requests)
             return await flush_seen(self._client, self._server, maker)
-        if self._settings.cache is CacheState.WARM:
+        if self._settings.cache is CacheTemperature.WARM:
             await self._play(script, "warming", watch)
-            return CacheRecord(CacheState.WARM, False, "the same requests were played once before")
+            return CacheRecord(CacheTemperature.WARM, False, "the same requests were played once before")
         repeated = self._settings.seed is not None or self._settings.workload is Workload.PROMPTS
         evidence = "nothing was done to it; " + (
             "these prompts may have been sent before"
             if repeated
             else "the prompts are new, so only their own repetitions can hit"
         )
-        return CacheRecord(CacheState.AS_IS, True, evidence)
+        return CacheRecord(CacheTemperature.AS_IS, True, evidence)
 
-    async def _play(self, script: Script, what: str, watch: Watch) -> Played:
+    async def _play(self, script: LoadScript, what: str, watch: Watch) -> Played:
         done = 0
 
-        def tell(_sample: Sample) -> None:
+        def tell(_sample: RequestSample) -> None:
             nonlocal done
             done += 1
             watch(what, done, script.requests)
@@ -154,7 +154,7 @@ class Bench:
         )
 
 
-def describe(settings: BenchSettings, script: Script, maker: Maker) -> dict[str, Any]:
+def describe(settings: BenchSettings, script: LoadScript, maker: PromptGenerator) -> dict[str, Any]:
     """The workload as the record keeps it: every setting, and what came of the automatic ones. The API key stays out."""
     kept = {name: value for name, value in asdict(settings).items() if name != "api_key" and value is not None}
     shown = {name: str(value) if name in ("trace", "prompts") else value for name, value in kept.items()}
@@ -185,4 +185,4 @@ def _warm_seen(result: Result) -> Result:
     evidence = f"{result.cache.evidence}; " + (
         f"{result.cached_tokens:,} tokens hit" if seen else "the server reports no cached tokens to see it by"
     )
-    return replace(result, cache=CacheRecord(CacheState.WARM, seen, evidence))
+    return replace(result, cache=CacheRecord(CacheTemperature.WARM, seen, evidence))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from forebay.workload.answers import Usage
+from forebay.workload.answers import ReportedUsage
 
-__all__ = ["Sample"]
+__all__ = ["RequestSample"]
 
 
 @dataclass(slots=True)
-class Sample:
+class RequestSample:
     """One request; times are seconds since the run began.
 
     Attributes:
@@ -27,7 +27,7 @@ class Sample:
     started: float
     first: float | None = None
     finished: float | None = None
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     gaps: array[float] = field(default_factory=lambda: array("f"))
     reused_tokens: int | None = None
     error: str | None = None

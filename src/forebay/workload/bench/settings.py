@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forebay.errors import UsageError
 
-__all__ = ["BenchSettings", "CacheState", "Workload"]
+__all__ = ["BenchSettings", "CacheTemperature", "Workload"]
 
 
 class Workload(StrEnum):
@@ -20,7 +20,7 @@ class Workload(StrEnum):
     PROMPTS = "prompts"  # the user's own JSONL
 
 
-class CacheState(StrEnum):
+class CacheTemperature(StrEnum):
     """What is done to the server's cache before the run."""
 
     COLD = "cold"  # flushed, and seen to be
@@ -46,7 +46,7 @@ class BenchSettings:
     """
 
     workload: Workload = Workload.CHAT
-    cache: CacheState = CacheState.AS_IS
+    cache: CacheTemperature = CacheTemperature.AS_IS
     concurrency: int = 16
     rate: float | None = None
     sessions: int | None = None
@@ -73,7 +73,7 @@ class BenchSettings:
             raise UsageError("the trace workload needs a trace", fix="--trace FILE, or set FOREBAY_TRACE")
         if self.workload is Workload.PROMPTS and self.prompts is None:
             raise UsageError("the prompts workload needs a file", fix="--prompts FILE.jsonl")
-        if self.cache is CacheState.WARM and self.workload is Workload.TRACE and self.timed:
+        if self.cache is CacheTemperature.WARM and self.workload is Workload.TRACE and self.timed:
             raise UsageError("a warm trace would be played twice in real time", fix="add --closed, or --cache cold")
         for name in ("concurrency", "turns", "groups", "output_tokens", "block_tokens"):
             if getattr(self, name) < 1:

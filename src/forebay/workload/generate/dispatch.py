@@ -11,18 +11,18 @@ from itertools import islice
 from typing import Any
 
 from forebay.errors import UsageError
-from forebay.workload.answers import Answer
+from forebay.workload.answers import CompletionAnswer
 from forebay.workload.failures import FailureKind, RequestFailure
 from forebay.workload.generate.index import Index
 from forebay.workload.generate.journal import Journal, Record, read_record
-from forebay.workload.generate.lanes import Fleet, Lane
 from forebay.workload.generate.progress import Progress, Tally
 from forebay.workload.generate.rows import Malformed, Row
+from forebay.workload.generate.server_pool import ServerEndpoint, ServerPool
 from forebay.workload.generate.settings import GenerateSettings
 from forebay.workload.generate.sources import RawRow, Rows
-from forebay.workload.generate.turns import Turn, Work, ask_turn
+from forebay.workload.generate.turns import Turn, WorkItem, ask_turn
 
-__all__ = ["Dispatch"]
+__all__ = ["Dispatcher"]
 
 _SYNC_S = 0.05
 _TICK_S = 0.02
@@ -31,13 +31,13 @@ _DEFAULT_PAUSE_S = 1.0  # after a 429 without Retry-After
 _BACK_OFF_S = 0.5  # doubles with every try of a row
 
 
-class Dispatch:
+class Dispatcher:
     """Owns what is in flight. ``run`` is called once."""
 
     def __init__(
         self,
         settings: GenerateSettings,
-        fleet: Fleet,
+        fleet: ServerPool,
         index: Index,
         journal: Journal,
         progress: Progress,
@@ -52,7 +52,7 @@ class Dispatch:
         self._tally = tally
         self._durable = tally.snapshot()
         self._delayed = 0
-        self._unstarted: dict[asyncio.Task[Any] | None, Work] = {}
+        self._unstarted: dict[asyncio.Task[Any] | None, WorkItem] = {}
         """Slots that have not taken their first step."""
         self._all_read = False
         self._fatal: BaseException | None = None
@@ -131,7 +131,7 @@ class Dispatch:
                 self._unstarted[slot] = work
                 slot.add_done_callback(partial(self._slot_ended, lane))
 
-    async def _slot(self, lane: Lane, work: Work | None) -> None:
+    async def _slot(self, lane: ServerEndpoint, work: WorkItem | None) -> None:
         """One conversation after the other, as long as the lane has room for this slot."""
         self._unstarted.pop(asyncio.current_task(), None)
         try:
@@ -147,7 +147,7 @@ class Dispatch:
         finally:
             lane.in_flight -= 1
 
-    def _slot_ended(self, lane: Lane, slot: asyncio.Task[None]) -> None:
+    def _slot_ended(self, lane: ServerEndpoint, slot: asyncio.Task[None]) -> None:
         lane.slots.discard(slot)
         work = self._unstarted.pop(slot, None)
         if work is not None:
@@ -157,7 +157,7 @@ class Dispatch:
         if not slot.cancelled() and (error := slot.exception()) is not None:
             self._fatal = error
 
-    async def _converse(self, lane: Lane, work: Work) -> None:
+    async def _converse(self, lane: ServerEndpoint, work: WorkItem) -> None:
         """Every missing turn of one row, on one server; a failure sends the row back with the turns it has."""
         while len(work.answers) < len(work.row.prompts):
             if self.stopping.is_set():
@@ -171,8 +171,8 @@ class Dispatch:
             if self._record(work, turn):
                 return
 
-    def _measured(self, lane: Lane) -> Callable[[dict[str, Any]], Any]:
-        async def chat(body: dict[str, Any]) -> Answer:
+    def _measured(self, lane: ServerEndpoint) -> Callable[[dict[str, Any]], Any]:
+        async def chat(body: dict[str, Any]) -> CompletionAnswer:
             started = time.monotonic()
             answer = await lane.client.chat(body)
             tokens = answer.usage.completion_tokens if answer.usage else 1
@@ -181,7 +181,7 @@ class Dispatch:
 
         return chat
 
-    def _record(self, work: Work, turn: Turn) -> bool:
+    def _record(self, work: WorkItem, turn: Turn) -> bool:
         """Journal a turn, and the row's end when it is one; True at the end."""
         answer, usage = turn.answer, turn.answer.usage
         number = len(work.answers)
@@ -224,7 +224,7 @@ class Dispatch:
             tally.rows_here += 1
             tally.set_aside += state == "set_aside"
 
-    def _went_wrong(self, lane: Lane, work: Work, failure: RequestFailure, started: float) -> None:
+    def _went_wrong(self, lane: ServerEndpoint, work: WorkItem, failure: RequestFailure, started: float) -> None:
         """Whose fault is it: the server's (wait for it), everybody's (stop), or this row's (try again, then fail)?"""
         now = time.monotonic()
         self._fleet.errors[failure.kind.value] += 1
@@ -252,14 +252,14 @@ class Dispatch:
             else:
                 self._again_later(work, 0.0 if failure.server_is_away else _BACK_OFF_S * 2**work.tries)
 
-    def _fail(self, work: Work, why: str) -> None:
+    def _fail(self, work: WorkItem, why: str) -> None:
         self._journal.append(Record(work.hex_key, e="failed", w=why))
         self._index.note_end(work.key, "failed", why)
         self._tally.rows += 1
         self._tally.rows_here += 1
         self._tally.failed += 1
 
-    def _again_later(self, work: Work, delay_s: float) -> None:
+    def _again_later(self, work: WorkItem, delay_s: float) -> None:
         self._delayed += 1
 
         def back() -> None:
@@ -271,7 +271,7 @@ class Dispatch:
     async def _feed(self, source: Rows, parse: Callable[[RawRow], Row | Malformed]) -> None:
         """Keep about a window of pending rows ready, sorted so that common prefixes lie side by side."""
         rows = islice(source.rows(), self._settings.limit)
-        window: list[Work] = []
+        window: list[WorkItem] = []
         pos = 0
         while batch := list(islice(rows, _SLICE_ROWS)):
             window += self._pending(pos, batch, parse)
@@ -284,7 +284,7 @@ class Dispatch:
         await self._release(window)
         self._all_read = True
 
-    def _pending(self, pos: int, rows: list[RawRow], parse: Callable[[RawRow], Row | Malformed]) -> list[Work]:
+    def _pending(self, pos: int, rows: list[RawRow], parse: Callable[[RawRow], Row | Malformed]) -> list[WorkItem]:
         works = []
         for entry, raw in zip(self._index.window(pos, pos + len(rows)), rows, strict=True):
             if entry.state is not None:
@@ -292,14 +292,14 @@ class Dispatch:
             row = parse(raw)
             if isinstance(row, Malformed):
                 continue
-            works.append(Work(entry.key, row, self._answers_so_far(entry.key) if entry.turns else []))
+            works.append(WorkItem(entry.key, row, self._answers_so_far(entry.key) if entry.turns else []))
         return works
 
     def _answers_so_far(self, key: bytes) -> list[str]:
         places = self._index.turn_places(key)
         return [read_record(self._journal.fd, at, length).c for at, length in places]
 
-    async def _release(self, window: list[Work]) -> None:
+    async def _release(self, window: list[WorkItem]) -> None:
         window.sort(key=lambda work: work.row.prefix)
         self._fleet.ready.extend(window)
         self._fill()

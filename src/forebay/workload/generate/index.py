@@ -16,7 +16,7 @@ from forebay.workload.generate.journal import scan
 from forebay.workload.generate.rows import Malformed, Row, key_of
 from forebay.workload.generate.sources import RawRow, Rows
 
-__all__ = ["Counts", "Entry", "Index", "build_index"]
+__all__ = ["Counts", "Index", "IndexEntry", "build_index"]
 
 _CACHE_KIB = 64 * 1024
 _BATCH = 1000
@@ -28,7 +28,7 @@ CREATE TABLE ends (key BLOB PRIMARY KEY, state TEXT, why TEXT) WITHOUT ROWID;
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """One input row's standing. ``state`` is None while pending, else ok, set_aside or failed."""
 
     pos: int
@@ -93,7 +93,7 @@ class Index:
         self._flush()
         return self._db.execute("DELETE FROM ends WHERE state = 'failed'").rowcount
 
-    def window(self, start: int, stop: int) -> list[Entry]:
+    def window(self, start: int, stop: int) -> list[IndexEntry]:
         """The standing of the rows at positions ``start`` to ``stop`` (exclusive), in order."""
         self._flush()
         found = self._db.execute(
@@ -102,7 +102,7 @@ class Index:
             "FROM rows r LEFT JOIN ends e ON e.key = r.key WHERE r.pos >= ? AND r.pos < ? ORDER BY r.pos",
             (start, stop),
         )
-        return [Entry(*row) for row in found]
+        return [IndexEntry(*row) for row in found]
 
     def turn_places(self, key: bytes) -> list[tuple[int, int]]:
         """Offset and length of each journalled turn of a row, in turn order."""

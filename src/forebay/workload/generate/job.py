@@ -16,21 +16,21 @@ from typing import Protocol
 
 from forebay.errors import DeadError, ForebayError, RefusedError
 from forebay.workload.client import Client
-from forebay.workload.generate.dispatch import Dispatch
-from forebay.workload.generate.fingerprint import check_asked, check_fingerprint, fingerprint_of
+from forebay.workload.concurrency_limit import ConcurrencyLimit
+from forebay.workload.generate.dispatch import Dispatcher
 from forebay.workload.generate.index import Counts, Index, build_index
 from forebay.workload.generate.journal import Journal
-from forebay.workload.generate.lanes import Fleet, Lane
 from forebay.workload.generate.output import Written, check_output, write_output
 from forebay.workload.generate.progress import Progress, Tally
-from forebay.workload.generate.revive import Reviver, up_command
+from forebay.workload.generate.restart import ServerRestarter, up_command
 from forebay.workload.generate.rows import Malformed, Row, parse_row
+from forebay.workload.generate.run_fingerprint import check_asked, check_fingerprint, fingerprint_of
+from forebay.workload.generate.server_pool import ServerEndpoint, ServerPool
 from forebay.workload.generate.settings import GenerateSettings
 from forebay.workload.generate.sources import RawRow, Source, open_source
-from forebay.workload.limits import ConcurrencyLimit
 from forebay.workload.loop import run_async
 
-__all__ = ["Outcome", "make_lane", "run_job"]
+__all__ = ["JobOutcome", "make_lane", "run_job"]
 
 
 class Shows(Protocol):
@@ -40,7 +40,7 @@ class Shows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """How a run ended. ``written`` is None when it was interrupted: then the output is as it was before."""
 
     counts: Counts
@@ -50,7 +50,7 @@ class Outcome:
     changes: list[str]
 
 
-def run_job(settings: GenerateSettings, shows: Shows) -> Outcome:
+def run_job(settings: GenerateSettings, shows: Shows) -> JobOutcome:
     """Generate what is still missing, then write the output.
 
     Raises:
@@ -70,7 +70,7 @@ def run_job(settings: GenerateSettings, shows: Shows) -> Outcome:
             journal.close()
 
 
-def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Shows) -> Outcome:
+def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Shows) -> JobOutcome:
     def parse(raw: RawRow) -> Row | Malformed:
         return parse_row(raw, field_name=settings.field_name)
 
@@ -91,11 +91,11 @@ def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Sh
         progress.finish()
         counts = index.counts()
         if interrupted:
-            return Outcome(counts, tally, None, True, changes)
+            return JobOutcome(counts, tally, None, True, changes)
         if not counts.reconciled:
             raise ForebayError(f"rows do not add up, which is a bug in forebay: {counts}")
         written = write_output(settings, source, parse, index, journal, counts)
-        return Outcome(counts, tally, written, False, changes)
+        return JobOutcome(counts, tally, written, False, changes)
     finally:
         index.close()
 
@@ -120,14 +120,14 @@ async def _generate(
     tally: Tally,
 ) -> tuple[list[str], bool]:
     """Returns what changed in the fingerprint, and whether the user interrupted."""
-    fleet = Fleet(
+    fleet = ServerPool(
         [make_lane(settings, url) for url in settings.servers],
         model=settings.model,
-        reviver=Reviver(up_command(settings.up)) if settings.up else None,
+        reviver=ServerRestarter(up_command(settings.up)) if settings.up else None,
         wait_s=settings.server_wait_s,
         on_event=lambda name, url, detail: progress.event(name, server=url, detail=detail),
     )
-    dispatch = Dispatch(settings, fleet, index, journal, progress, tally)
+    dispatch = Dispatcher(settings, fleet, index, journal, progress, tally)
     try:
         with _drain_on_signal(dispatch):
             ready = asyncio.create_task(fleet.first_ready())
@@ -149,12 +149,12 @@ async def _generate(
         await fleet.close()
 
 
-def make_lane(settings: GenerateSettings, url: str) -> Lane:
+def make_lane(settings: GenerateSettings, url: str) -> ServerEndpoint:
     """A lane for one address, with a measured or a fixed limit."""
     client = Client(url, api_key=settings.api_key, read_timeout_s=settings.read_timeout_s)
     if settings.concurrency is not None:
-        return Lane(client.url, client, ConcurrencyLimit(start=settings.concurrency, fixed=True))
-    return Lane(client.url, client, ConcurrencyLimit(maximum=settings.max_concurrency))
+        return ServerEndpoint(client.url, client, ConcurrencyLimit(start=settings.concurrency, fixed=True))
+    return ServerEndpoint(client.url, client, ConcurrencyLimit(maximum=settings.max_concurrency))
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def _only_writer(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _drain_on_signal(dispatch: Dispatch) -> Iterator[None]:
+def _drain_on_signal(dispatch: Dispatcher) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) lets turns in flight finish; the second one drops them."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)

@@ -21,10 +21,10 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from forebay.errors import ForebayError, UsageError
-from forebay.workload.generate.fingerprint import sync_folder, write_atomically
-from forebay.workload.generate.index import Counts, Entry, Index
+from forebay.workload.generate.index import Counts, Index, IndexEntry
 from forebay.workload.generate.journal import Journal, Record, read_record
 from forebay.workload.generate.rows import Malformed, Row
+from forebay.workload.generate.run_fingerprint import sync_folder, write_atomically
 from forebay.workload.generate.settings import GenerateSettings
 from forebay.workload.generate.shards import JsonlShard, ParquetShard, Shard
 from forebay.workload.generate.sources import RawRow, Rows, require_pyarrow
@@ -301,7 +301,7 @@ class _Side:
 class _Done:
     """One input row with all that became of it."""
 
-    entry: Entry
+    entry: IndexEntry
     raw: RawRow
     row: Row | Malformed
     turns: list[Record]

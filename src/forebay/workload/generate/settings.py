@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import UsageError
-from forebay.workload.generate.gates import GatePolicy
+from forebay.workload.generate.quality_filters import FilterPolicy
 
 __all__ = ["GenerateSettings", "Sampling"]
 
@@ -58,7 +58,7 @@ class GenerateSettings:
     output: Path
     servers: tuple[str, ...]
     sampling: Sampling = field(default_factory=Sampling)
-    gates: GatePolicy = field(default_factory=GatePolicy.default)
+    gates: FilterPolicy = field(default_factory=FilterPolicy.default)
     model: str | None = None
     api_key: str | None = None
     up: str | None = None

@@ -7,19 +7,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.workload.answers import Answer
+from forebay.workload.answers import CompletionAnswer
 from forebay.workload.failures import FailureKind, RequestFailure
-from forebay.workload.generate.gates import Action, Gate, check_answer
+from forebay.workload.generate.quality_filters import FilterAction, QualityFilter, check_answer
 from forebay.workload.generate.rows import Row
 from forebay.workload.generate.settings import GenerateSettings
 
-__all__ = ["Turn", "Work", "ask_turn"]
+__all__ = ["Turn", "WorkItem", "ask_turn"]
 
-_MORE_TOKENS_HELP = frozenset({Gate.TRUNCATED, Gate.UNCLOSED_REASONING})
+_MORE_TOKENS_HELP = frozenset({QualityFilter.TRUNCATED, QualityFilter.UNCLOSED_REASONING})
 
 
 @dataclass(slots=True)
-class Work:
+class WorkItem:
     """A row on its way: the answers so far move with it from server to server."""
 
     key: bytes
@@ -37,13 +37,15 @@ class Work:
 class Turn:
     """The outcome of a turn. ``set_aside`` names the gate that ends the row; None when the answer is kept."""
 
-    answer: Answer
-    gates: list[Gate]
+    answer: CompletionAnswer
+    gates: list[QualityFilter]
     attempts: int
-    set_aside: Gate | None
+    set_aside: QualityFilter | None
 
 
-def request_body(settings: GenerateSettings, model: str, work: Work, max_tokens: int, attempt: int) -> dict[str, Any]:
+def request_body(
+    settings: GenerateSettings, model: str, work: WorkItem, max_tokens: int, attempt: int
+) -> dict[str, Any]:
     """The body of one request; a pure function of the row, the turn and the attempt."""
     sampling = settings.sampling
     body: dict[str, Any] = {
@@ -64,7 +66,10 @@ def request_body(settings: GenerateSettings, model: str, work: Work, max_tokens:
 
 
 async def ask_turn(
-    settings: GenerateSettings, model: str, work: Work, chat: Callable[[dict[str, Any]], Awaitable[Answer]]
+    settings: GenerateSettings,
+    model: str,
+    work: WorkItem,
+    chat: Callable[[dict[str, Any]], Awaitable[CompletionAnswer]],
 ) -> Turn:
     """Generate the next answer of ``work`` (whose answers are left as they are).
 
@@ -84,12 +89,12 @@ async def ask_turn(
             raise
         gates = check_answer(answer, policy)
         action = policy.action(gates)
-        if action is Action.KEEP:
+        if action is FilterAction.KEEP:
             return Turn(answer, gates, attempt, None)
         judged = next(gate for gate in gates if policy.actions[gate] is action)
         before = Turn(answer, gates, attempt, judged)
         longer = any(gate in _MORE_TOKENS_HELP for gate in gates)
-        if action is Action.SET_ASIDE or not (longer or settings.sampling.temperature > 0):
+        if action is FilterAction.SET_ASIDE or not (longer or settings.sampling.temperature > 0):
             break
         if longer:
             max_tokens *= 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from forebay.causes import Cause
 from forebay.operation.doctor.fixes import floor_to, ranks_of, say
-from forebay.operation.doctor.rule import Found, Need, Rule, Tier, pattern
-from forebay.servers.grammar import Stage
+from forebay.operation.doctor.rule import Found, Need, Priority, Rule, pattern
+from forebay.servers.log_patterns import Stage
 
 __all__ = ["OOM", "RULES", "TRIED", "WEIGHTS"]
 
@@ -281,7 +281,7 @@ RULES = (
         pattern(OOM + TRIED),
         "Out of GPU memory while graphs were captured: they live outside the pool that was sized before.",
         _graph_fix,
-        tier=Tier.SPECIFIC,
+        tier=Priority.SPECIFIC,
         check=_capturing,
         excludes=(Need(WEIGHTS, "block"),),
         cases=("sgl-project_sglang_5285",),
@@ -312,6 +312,6 @@ RULES = (
         pattern(OOM + TRIED),
         "Out of GPU memory outside weights, pool and graphs: activations of a large batch, or an initialisation.",
         _runtime_fix,
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
 )

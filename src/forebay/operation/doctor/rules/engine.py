@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.causes import Cause
 from forebay.operation.doctor.fixes import floor_to, say
-from forebay.operation.doctor.rule import Found, Need, Rule, Tier, Where, pattern
+from forebay.operation.doctor.rule import Found, Need, Priority, Rule, Where, pattern
 from forebay.operation.doctor.rules.device_memory import OOM
 
 __all__ = ["RULES"]
@@ -132,7 +132,7 @@ RULES = (
         pattern(r"Torch not compiled with CUDA enabled"),
         "This torch is a build without CUDA.",
         say("install the torch build that the server's release names (a +cuXXX wheel, not +cpu)"),
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
     Rule(
         "attention_backend",
@@ -168,7 +168,7 @@ RULES = (
         "The engine was still loading when the front's start-up deadline passed.",
         _ready_fix,
         servers=VLLM,
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
         cases=("vllm-project_vllm_35616",),
     ),
     Rule(
@@ -192,7 +192,7 @@ RULES = (
         ),
         "A worker process was killed from outside: it reported no error of its own.",
         _KILLED_FIX,
-        tier=Tier.FALLOUT,
+        tier=Priority.FALLOUT,
         check=_worker_vanished,
         cases=("vllm/fault_sigkill_worker",),
     ),
@@ -202,7 +202,7 @@ RULES = (
         pattern(r"WorkerProc initialization failed due to an exception in a background process"),
         "A worker process was killed while it started: it reported no error of its own.",
         _KILLED_FIX,
-        tier=Tier.FALLOUT,
+        tier=Priority.FALLOUT,
         servers=VLLM,
         check=lambda found: _worker_vanished(found) and _has_worker(found),
         cases=("vllm/fail_worker_killed_loading",),
@@ -215,7 +215,7 @@ RULES = (
         ),
         "The engine's process was killed from outside: it reported no error of its own.",
         _KILLED_FIX,
-        tier=Tier.FALLOUT,
+        tier=Priority.FALLOUT,
         where=Where.ANY,
         servers=VLLM,
         check=_engine_vanished,
@@ -231,7 +231,7 @@ RULES = (
         say(
             "update the server, or report the crash with this log; `Illegal instruction` means the build needs a newer CPU"
         ),
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
     Rule(
         "scheduler_killed_serving",
@@ -242,7 +242,7 @@ RULES = (
         ),
         "A process of the server was killed from outside, and not by the kernel for want of memory.",
         _KILLED_FIX,
-        tier=Tier.FALLOUT,
+        tier=Priority.FALLOUT,
         where=Where.ANY,
         check=lambda found: _killed_by_somebody(found),
         rules_out=(
@@ -262,7 +262,7 @@ RULES = (
         say(
             "start again with CUDA_LAUNCH_BLOCKING=1 to see the real place, try another attention backend, and update the server; Xid lines in the kernel log mean the hardware"
         ),
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
     Rule(
         "assertion",
@@ -270,7 +270,7 @@ RULES = (
         pattern(r"^(?:\S+: )?AssertionError\b:? ?(?P<what>.*)"),
         "The server's own check failed: {what}",
         say("the line above the error names the check: it usually states the setting that breaks it"),
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
     Rule(
         "bug",
@@ -280,7 +280,7 @@ RULES = (
         ),
         "The server's code failed ({type}: {what}).",
         say("update the server, or go back to the version that ran; report it with the traceback"),
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.causes import Cause
 from forebay.operation.doctor.fixes import say
-from forebay.operation.doctor.rule import Found, Need, Rule, Tier, pattern
+from forebay.operation.doctor.rule import Found, Need, Priority, Rule, pattern
 
 __all__ = ["RULES"]
 
@@ -112,7 +112,7 @@ RULES = (
         say(
             "the files belong to different models or revisions: fetch the whole checkpoint again, config.json included"
         ),
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
     Rule(
         "tokenizer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.causes import Cause
 from forebay.operation.doctor.fixes import closest_flag, say
-from forebay.operation.doctor.rule import Found, Rule, Tier, pattern
+from forebay.operation.doctor.rule import Found, Priority, Rule, pattern
 
 __all__ = ["RENAMED_FLAGS", "RULES"]
 
@@ -184,7 +184,7 @@ RULES = (
         pattern(r"^\s*(?P<what>Input should be .+?) \[type=(?P<type>\w+), input_value=(?P<value>.+?), input_type"),
         "A setting is out of its range or of the wrong type: {value}. {what}.",
         lambda found: _field_fix(found),
-        tier=Tier.SPECIFIC,
+        tier=Priority.SPECIFIC,
         cases=("vllm/fail_bad_gmu_range",),
     ),
     Rule(
@@ -214,6 +214,6 @@ RULES = (
         ),
         "Two settings exclude each other.",
         lambda found: f"drop one of the two that the message names: {found.line.text.strip()[:300]}",
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
 )

@@ -6,7 +6,7 @@ from forebay.causes import Cause
 from forebay.operation.doctor.fixes import ranks_of, say, utilization_that_fits
 from forebay.operation.doctor.rule import Found, Rule, pattern
 from forebay.operation.doctor.rules.device_memory import OOM, TRIED, WEIGHTS
-from forebay.servers.grammar import Stage
+from forebay.servers.log_patterns import Stage
 
 __all__ = ["RULES"]
 

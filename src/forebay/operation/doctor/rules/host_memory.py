@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.causes import Cause
 from forebay.operation.doctor.fixes import floor_to, host_pool_size, ranks_of, say
-from forebay.operation.doctor.rule import Found, Kind, Need, Rule, Tier, Where, pattern
+from forebay.operation.doctor.rule import Found, Kind, Need, Priority, Rule, Where, pattern
 from forebay.sizes import GB, GIB, format_binary, format_size
 
 __all__ = ["RULES"]
@@ -199,7 +199,7 @@ RULES = (
         ),
         "The host refused an allocation.",
         _cpu_allocation,
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
     Rule(
         "lmcache_total",
@@ -233,7 +233,7 @@ RULES = (
             "rank): the sum over the ranks must stay below the host's memory; look for the kill with `dmesg -T | grep -i oom`"
         ),
         where=Where.ANY,
-        tier=Tier.FALLOUT,
+        tier=Priority.FALLOUT,
         servers=VLLM,
         check=_only_tracker_lines,
         cases=("LMCache_LMCache_949",),
@@ -260,7 +260,7 @@ RULES = (
         ),
         "A child process was killed by SIGKILL (-9): the mark of the kernel's out-of-memory killer.",
         _oom_fix,
-        tier=Tier.FALLOUT,
+        tier=Priority.FALLOUT,
         where=Where.ANY,
         check=lambda found: not found.transcript.observed.oom_denied and not found.transcript.has_served,
         cases=("index_69399795908", "sglang/fail_mem_fraction_1_5"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.causes import Cause
 from forebay.operation.doctor.fixes import say
-from forebay.operation.doctor.rule import Found, Need, Rule, Tier, Where, pattern
+from forebay.operation.doctor.rule import Found, Need, Priority, Rule, Where, pattern
 
 __all__ = ["RULES"]
 
@@ -134,7 +134,7 @@ RULES = (
         say(
             "use --host 127.0.0.1, 0.0.0.0, or an address that `ip -brief address` lists; for several nodes check --dist-init-addr too"
         ),
-        tier=Tier.SPECIFIC,
+        tier=Priority.SPECIFIC,
         excludes=(Need(pattern(r"huggingface|hf_hub|urlopen|HTTPSConnection|https?://"), "block"),),
         cases=("vllm/fail_bind_address_not_local",),
     ),
@@ -188,7 +188,7 @@ RULES = (
         say(
             "start mooncake_master (and its metadata server) first, and check MOONCAKE_MASTER, MOONCAKE_TE_META_DATA_SERVER and the firewall from this node: `nc -vz HOST PORT`"
         ),
-        tier=Tier.SPECIFIC,
+        tier=Priority.SPECIFIC,
         needs=(
             Need(
                 pattern(
@@ -209,7 +209,7 @@ RULES = (
         say(
             "start again with NCCL_DEBUG=INFO and read the first WARN of the first rank; usual causes: NCCL_SOCKET_IFNAME names no common network, a firewall between the nodes, different NCCL versions, or two ranks on one GPU"
         ),
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
         excludes=(Need(pattern(r"[Oo]ut of memory|OutOfMemory"), "block"),),
     ),
     Rule(
@@ -221,7 +221,7 @@ RULES = (
             "put the weights on fast local storage on every node (or page them in before: `cat model*.safetensors > /dev/null`), and pass --dist-timeout 3600"
         ),
         servers=SGLANG,
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
         cases=("sgl-project_sglang_5457",),
     ),
     Rule(
@@ -232,7 +232,7 @@ RULES = (
         ),
         "Not all ranks joined in time ({joined} of {all}): one was slow, or died before.",
         say("read the log of the rank that did not join; if it only was slow, raise --dist-timeout"),
-        tier=Tier.FALLOUT,
+        tier=Priority.FALLOUT,
     ),
     Rule(
         "peer_gone",
@@ -242,7 +242,7 @@ RULES = (
         ),
         "The connection to another rank broke: that rank is the one to look at.",
         say("read the log of the other rank: it ended first"),
-        tier=Tier.FALLOUT,
+        tier=Priority.FALLOUT,
         needs=(Need(pattern(r"gloo|nccl|NCCL|TCPStore|torch\.distributed|ProcessGroup"), "block"),),
     ),
 )

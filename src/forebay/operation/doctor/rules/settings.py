@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.causes import Cause
 from forebay.operation.doctor.fixes import ranks_of, say
-from forebay.operation.doctor.rule import Found, Need, Rule, Tier, Where, pattern
+from forebay.operation.doctor.rule import Found, Need, Priority, Rule, Where, pattern
 
 __all__ = ["RULES"]
 
@@ -187,7 +187,7 @@ RULES = (
         ),
         "A package is there and does not fit the others: {what}.",
         say("reinstall the server's environment from its own pinned requirements; the message names the package"),
-        tier=Tier.GENERAL,
+        tier=Priority.GENERAL,
     ),
     Rule(
         "command_missing",

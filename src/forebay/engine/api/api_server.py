@@ -1,0 +1,314 @@
+"""The front process: opens the port, starts the ranks, serves, and sees to it that everything ends together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from forebay.causes import Cause
+from forebay.engine.api.app import build_app
+from forebay.engine.api.engine_client import EngineClient
+from forebay.engine.api.errors import ApiError, unavailable
+from forebay.engine.api.server_state import Phase, ServerState
+from forebay.engine.api.service import ModelTextAssets, Service
+from forebay.engine.api.worker_processes import WorkerGroup, describe_exit
+from forebay.engine.config import EngineConfig
+from forebay.engine.events import EventLog, bridge_logging
+from forebay.engine.ipc.messages import (
+    Failed,
+    Heartbeat,
+    ModelResolved,
+    Ready,
+    StageReport,
+    StepReport,
+    WorkerMessage,
+    WorkerStarted,
+)
+from forebay.engine.ipc.sockets import Endpoints
+from forebay.errors import ExitCode, ForebayError
+
+__all__ = ["run_server"]
+
+_TICK_S = 1.0
+_END_GRACE_S = 5.0
+_LAST_WORDS_S = 1.0
+"""A process's last message may reach us after the news of its end."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handling and its ten wake-ups a second: we decide when it ends."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class ApiServer:
+    """One server's life, from the first message of a rank to the exit code.
+
+    Args:
+        config: what was asked for.
+        listener: a listening socket.
+        link: bound already.
+        workers: rank 0 is running already.
+        endpoints: the sockets' folder.
+        log: events.
+        started_at: when the process began, seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        listener: socket.socket,
+        link: EngineClient,
+        workers: WorkerGroup,
+        endpoints: Endpoints,
+        log: EventLog,
+        started_at: float,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._workers = workers
+        self._endpoints = endpoints
+        self._log = log
+        self._state = ServerState(started_at)
+        self._link = link
+        self._service = Service(config, self._state, self._link)
+        self._ready_ranks: set[int] = set()
+        self._end: asyncio.Future[int] | None = None
+        self._hurry = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Serve until the end; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        self._end = loop.create_future()
+        for number, code in ((signal.SIGTERM, ExitCode.DONE), (signal.SIGINT, ExitCode.INTERRUPTED)):
+            loop.add_signal_handler(number, self._on_signal, number, code)
+        http = _Uvicorn(
+            uvicorn.Config(
+                build_app(self._service),
+                http="httptools",
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=2,
+                server_header=False,
+            )
+        )
+        http.config.load()
+        http.lifespan = http.config.lifespan_class(http.config)
+        await http.startup(sockets=[self._listener])
+        host, port = self._listener.getsockname()[:2]
+        self._log.info("listening", host=host, port=port, model=self._config.served_name)
+        self._link.start(self._on_message)
+        self._watch_workers()
+        ticker = asyncio.create_task(self._tick(http))
+        exit_code = await self._end
+        ticker.cancel()
+        await self._shut_down(http, exit_code)
+        return exit_code
+
+    def _watch_workers(self) -> None:
+        """Hear of the end of every process started so far."""
+        loop = asyncio.get_running_loop()
+
+        def on_exit(rank: int, returncode: int) -> None:
+            loop.call_soon_threadsafe(self._on_exit, rank, returncode)
+
+        self._workers.watch(on_exit)
+
+    def _finish(self, code: int) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_result(int(code))
+
+    def _on_signal(self, number: int, code: ExitCode) -> None:
+        if self._state.phase is Phase.DRAINING or not self._state.is_ready:
+            self._hurry.set()
+        self._log.info("stopping", signal=signal.Signals(number).name, live=self._service.num_live)
+        self._finish(code)
+
+    async def _tick(self, http: uvicorn.Server) -> None:
+        """Once a second: uvicorn's date header, messages whose edge was missed, hung ranks."""
+        count = 0
+        while True:
+            await http.on_tick(count * 10)
+            count += 1
+            self._link.receive()
+            hung = self._workers.hung_rank()
+            if hung is not None:
+                timeout = self._config.process.rank_timeout_s
+                self._die(
+                    f"rank {hung} has sent no heartbeat and used no CPU for {timeout:g} s",
+                    hung,
+                    ExitCode.STALLED,
+                    Cause.ENGINE_HUNG,
+                )
+            await asyncio.sleep(_TICK_S)
+
+    # -- messages of the ranks ----------------------------------------------------------------------------------
+
+    def _on_message(self, message: WorkerMessage) -> None:
+        match message:
+            case StepReport():
+                self._service.on_step(message)
+            case Heartbeat():
+                self._workers.beat(message.rank, message.cpu_s)
+            case WorkerStarted():
+                self._log.info("worker", rank=message.rank, pid=message.pid)
+            case StageReport():
+                self._on_stage(message)
+            case ModelResolved():
+                self._on_resolved(message.folder, message.comm_path)
+            case Ready():
+                self._on_ready(message)
+            case Failed():
+                self._die(message.message, message.rank, message.exit_code, message.code, message.fix)
+
+    def _on_stage(self, message: StageReport) -> None:
+        if message.rank == 0:
+            self._state.reach(message.stage, message.progress)
+        progress = None if message.progress is None else round(message.progress, 3)
+        self._log.info("stage", rank=message.rank, name=message.stage, progress=progress, doing=message.doing)
+
+    def _on_resolved(self, folder: str, comm_path: str | None) -> None:
+        for rank in range(1, self._config.process.tp):
+            self._workers.spawn(rank, folder, comm_path)
+        self._watch_workers()
+        self._background(self._read_text(Path(folder)))
+
+    async def _read_text(self, folder: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self._service.text = await loop.run_in_executor(self._service.threads, ModelTextAssets, folder)
+        await self._open_if_complete()
+
+    def _on_ready(self, message: Ready) -> None:
+        self._ready_ranks.add(message.rank)
+        if message.rank == 0:
+            self._service.info = message.info
+        self._background(self._open_if_complete())
+
+    async def _open_if_complete(self) -> None:
+        """When every rank and the tokenizer are there: generate one token, then say ready."""
+        complete = len(self._ready_ranks) == self._config.process.tp and self._service.text is not None
+        if not complete or self._state.stage == "serving" or self._state.phase is not Phase.STARTING:
+            return
+        self._state.reach("serving", None)
+        self._log.info("stage", name="serving")
+        await self._service.probe()
+        self._endpoints.remove()
+        self._state.ready()
+        gc.collect()
+        gc.freeze()
+        seconds = round(time.time() - self._state.started_at, 3)
+        pools = self._service.info.get("pools", {})
+        self._log.info(
+            "ready",
+            seconds=seconds,
+            model=self._config.served_name,
+            context_length=self._service.info["context_length"],
+            device_pool_tokens=pools.get("device_pool_tokens"),
+            host_pool_tokens=pools.get("host_pool_tokens"),
+        )
+
+    def _background(self, work: Coroutine[None, None, None]) -> None:
+        """Run a coroutine whose failure is the server's."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_background_end)
+
+    def _on_background_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, ForebayError):
+            self._die(error.message, None, error.exit_code, error.code, error.fix)
+        elif error is not None and not isinstance(error, ApiError):
+            self._log.exception("bug", error)
+            self._die(f"{type(error).__name__}: {error}", None, ExitCode.BUG, Cause.ENGINE_BUG)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _on_exit(self, rank: int, returncode: int) -> None:
+        """A process ended. Where it ended by itself it has said why, and that may still be on its way."""
+        reason = f"the process of rank {rank} {describe_exit(returncode)}"
+
+        def conclude() -> None:
+            self._link.receive()
+            self._die(reason, rank, ExitCode.DEAD, Cause.WORKER_KILLED)
+
+        if self._end is None or self._end.done():
+            return
+        if returncode < 0:
+            conclude()
+        else:
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, conclude)
+
+    def _die(
+        self, reason: str, rank: int | None, exit_code: int, code: str | None = None, fix: str | None = None
+    ) -> None:
+        """End the server because a part of it failed: one line says why, the first failure wins."""
+        if self._end is None or self._end.done():
+            return  # an earlier failure, or an end that was asked for
+        self._state.phase = Phase.DEAD
+        self._log.error("died", rank=rank, code=str(code or Cause.UNKNOWN), reason=reason, fix=fix, exit=int(exit_code))
+        self._hurry.set()
+        self._finish(exit_code)
+
+    async def _shut_down(self, http: uvicorn.Server, code: int) -> None:
+        """Drain (unless in a hurry), end the ranks, close the port."""
+        was_dead = self._state.phase is Phase.DEAD
+        if not was_dead:
+            self._state.phase = Phase.DRAINING
+            await self._drain()
+        if was_dead:
+            self._service.fail_all(ApiError("The server's engine died.", status=500, code="engine_dead"))
+        else:
+            self._service.fail_all(unavailable(self._state.refusal(), "shutting_down"))
+        self._link.stop()
+        grace_s = 0.0 if was_dead or self._hurry.is_set() else _END_GRACE_S
+        await asyncio.get_running_loop().run_in_executor(None, self._workers.end, grace_s)
+        await http.shutdown(sockets=[self._listener])
+        for task in self._tasks:
+            task.cancel()
+        self._link.close()
+        self._endpoints.remove()
+        self._service.threads.shutdown(wait=False, cancel_futures=True)
+        self._log.info("ended", exit=code)
+
+    async def _drain(self) -> None:
+        """Until nothing is live, --drain-seconds have passed, or a second signal came."""
+        deadline = time.monotonic() + self._config.process.drain_s
+        while self._service.num_live and time.monotonic() < deadline and not self._hurry.is_set():
+            await asyncio.sleep(0.05)
+
+
+def run_server(
+    config: EngineConfig,
+    listener: socket.socket,
+    link: EngineClient,
+    workers: WorkerGroup,
+    endpoints: Endpoints,
+    log: EventLog,
+    started_at: float,
+) -> int:
+    """Serve on ``listener`` until a signal or a failure; returns the exit code.
+
+    The caller has bound the sockets and started rank 0, so that the port is open and weights are on their way while
+    this module's imports run.
+    """
+    bridge_logging(log)
+
+    async def serve() -> int:
+        return await ApiServer(config, listener, link, workers, endpoints, log, started_at).run()
+
+    exit_code: int = uvloop.run(serve())
+    return exit_code

@@ -1,0 +1,1 @@
+"""The disk tier: content-addressed pages in append-only segment files."""

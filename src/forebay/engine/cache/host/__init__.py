@@ -1,0 +1,1 @@
+"""The host tier's memory, shared by all ranks of a node."""

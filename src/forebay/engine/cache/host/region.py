@@ -1,0 +1,160 @@
+"""The host tier's memory: one shared region a node, without a name, so that nothing is left of it whatever dies.
+
+    [control words, 4096 bytes][pages of group 0][pages of group 1]...
+
+It is created with O_TMPFILE in /dev/shm (memfd where that is missing): no name ever exists. Other ranks map it through
+the creator's descriptor, inherited or opened as /proc/<pid>/fd/<n>. The memory is returned when the last of them ends.
+
+Its memory is in huge pages where the kernel can: a page of the cache is many short runs, and with 4 KB pages under them
+a transfer waits for address translation more than for bytes. Most systems grant shared memory none by themselves
+(``shmem_enabled`` is ``never``), but give them when asked for one range at a time (MADV_COLLAPSE, Linux 6.1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.errors import RefusedError
+from forebay.kv.pool_sizes import CONTROL_BYTES
+from forebay.sizes import format_size
+
+__all__ = ["CONTROL_BYTES", "READ_COMPLETE", "READ_FAILED", "READ_PENDING", "HostRegion", "Progress"]
+
+Progress = Callable[[int, int, float], None]
+"""(bytes done, bytes in total, bytes a second)"""
+
+CONTROL_BYTES = CONTROL_BYTES
+READ_PENDING, READ_COMPLETE, READ_FAILED = 0, 1, -1
+
+_CHUNK = 64 * 2**20
+_HUGE = 2 * 2**20
+_SMALL = 4096
+_MADV_COLLAPSE = 25
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class HostRegion:
+    """A mapping of the node's host pages; ``pages(g)`` is a (pages, page_bytes) array of bytes.
+
+    Args:
+        descriptor: an open file at least as large as the layout needs; the region owns it from now on.
+        page_counts: pages of each group.
+        page_bytes: canonical bytes of each group's page.
+    """
+
+    def __init__(self, descriptor: int, page_counts: Sequence[int], page_bytes: Sequence[int]) -> None:
+        self.descriptor = descriptor
+        self.page_counts = tuple(page_counts)
+        self.page_bytes = tuple(page_bytes)
+        self.nbytes = self.size(page_counts, page_bytes)
+        self._map, whole = _map(descriptor, self.nbytes)
+        self.control: npt.NDArray[np.int64] = whole[:CONTROL_BYTES].view(np.int64)
+        """How each disk read stands: READ_PENDING, READ_COMPLETE or READ_FAILED."""
+        self._whole = whole
+        self._groups = []
+        start = CONTROL_BYTES
+        for count, size in zip(page_counts, page_bytes):
+            self._groups.append(whole[start : start + count * size].reshape(count, size))
+            start += count * size
+
+    @staticmethod
+    def size(page_counts: Sequence[int], page_bytes: Sequence[int]) -> int:
+        """Bytes of a region with these pages."""
+        return CONTROL_BYTES + sum(count * size for count, size in zip(page_counts, page_bytes))
+
+    @classmethod
+    def create(cls, page_counts: Sequence[int], page_bytes: Sequence[int]) -> HostRegion:
+        """A new region; its memory is not there yet (see ``fault_in``)."""
+        try:
+            descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            descriptor = os.memfd_create("forebay-host-cache", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, cls.size(page_counts, page_bytes))
+            return cls(descriptor, page_counts, page_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            os.close(descriptor)
+            size = format_size(cls.size(page_counts, page_bytes))
+            raise RefusedError(f"host cache: cannot map {size} of shared memory: {error}") from error
+
+    @classmethod
+    def attach(cls, path: str, page_counts: Sequence[int], page_bytes: Sequence[int]) -> HostRegion:
+        """Map another process's region through ``path``, its /proc/<pid>/fd/<descriptor>."""
+        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), page_counts, page_bytes)
+
+    @property
+    def path(self) -> str:
+        """Where another process of the same user can open this region while this one lives."""
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def pages(self, group: int) -> npt.NDArray[np.uint8]:
+        """The pages of ``group``, shape (pages, page_bytes)."""
+        return self._groups[group]
+
+    def page(self, group: int, page: int) -> memoryview:
+        """One page as a writable buffer."""
+        return memoryview(self._groups[group][page])
+
+    def fault_in(self, progress: Progress | None = None) -> float:
+        """Take all the memory now, so that lack of it shows now; returns seconds."""
+        started = time.perf_counter()
+        for start in range(0, self.nbytes, _CHUNK):
+            self._collapse(start, min(self.nbytes, start + _CHUNK))
+            # What could not be had in huge pages comes in small ones.
+            self._whole[start : start + _CHUNK : _SMALL] = 0
+            if progress is not None:
+                done = min(self.nbytes, start + _CHUNK)
+                progress(done, self.nbytes, done / max(1e-9, time.perf_counter() - started))
+        return time.perf_counter() - started
+
+    def _collapse(self, start: int, stop: int) -> None:
+        """Ask for huge pages under these bytes; those that there are none for stay as they are."""
+        for offset in range(start, stop - _HUGE + 1, _HUGE):
+            # A range nothing of which is there yet is refused.
+            self._whole[offset] = 0
+        length = (stop - start) // _HUGE * _HUGE
+        if length:
+            _LIBC.madvise(self._whole.ctypes.data + start, length, _MADV_COLLAPSE)
+
+    def close(self) -> None:
+        """Unmap; views handed out before keep the memory until they are gone."""
+        self._groups = []
+        del self._whole, self.control
+        # While a view is still alive somewhere the mapping stays, and goes with it.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        os.close(self.descriptor)
+
+
+def _map(descriptor: int, nbytes: int) -> tuple[mmap.mmap, npt.NDArray[np.uint8]]:
+    """Map the file on a border of huge pages: (the address space it lies in, its bytes).
+
+    Raises:
+        OSError: no address space.
+        ValueError: the file is smaller.
+    """
+    if os.fstat(descriptor).st_size < nbytes:
+        raise ValueError(f"the file is smaller than the {nbytes} bytes of its layout")
+    # An address space with room to choose from; the file then replaces a part of it, and goes when it is unmapped.
+    space = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    memory: npt.NDArray[np.uint8] = np.frombuffer(space, dtype=np.uint8)
+    skip = -memory.ctypes.data % _HUGE
+    memory = memory[skip : skip + nbytes]
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _LIBC.mmap(memory.ctypes.data, nbytes, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0)
+    if address != memory.ctypes.data:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return space, memory

@@ -1,0 +1,1 @@
+"""Back up, evict and load back: which pages move between the tiers, and when."""

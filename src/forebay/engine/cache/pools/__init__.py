@@ -1,0 +1,1 @@
+"""Page pools, eviction queues, and the tree's pages in them."""

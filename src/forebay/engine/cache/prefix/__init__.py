@@ -1,0 +1,1 @@
+"""Prefix matching and insertion, and allocation of a sequence's pages."""

@@ -1,0 +1,1 @@
+"""The radix tree over pages and its keys."""

@@ -1,0 +1,1 @@
+"""Copies between the tiers, on threads beside compute."""

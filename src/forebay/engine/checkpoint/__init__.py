@@ -1,0 +1,1 @@
+"""Reading a checkpoint: tensors, a rank's slices of them, quantized layouts."""

@@ -1,0 +1,1 @@
+"""Messages and sockets between the API server and the workers."""

@@ -1,0 +1,1 @@
+"""Memory of the executor: huge pages, the device pool, scratch tensors."""

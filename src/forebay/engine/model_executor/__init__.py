@@ -1,0 +1,1 @@
+"""Runs a batch on one rank: model loading, batch layout, forward pass, sampling."""

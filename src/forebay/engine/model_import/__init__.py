@@ -1,0 +1,1 @@
+"""From what the user calls a model to a checkpoint folder on this machine."""

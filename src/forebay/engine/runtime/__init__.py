@@ -1,1 +1,0 @@
-"""Worker process, model runner, attention, sampling, tensor parallelism, native kernels."""

@@ -1,0 +1,1 @@
+"""The worker processes, one per rank, and the engine loop of rank 0."""

@@ -1,0 +1,35 @@
+"""What a worker process is told when it starts: one JSON line on its standard input."""
+
+from __future__ import annotations
+
+import msgspec
+
+from forebay.engine.config import CacheConfig, ModelConfig, ProcessConfig, SchedulerConfig
+from forebay.engine.ipc.sockets import Endpoints
+
+__all__ = ["HostSpec", "WorkerStart"]
+
+
+class HostSpec(msgspec.Struct, frozen=True):
+    """What the operator's part read of this machine; None where it did not look."""
+
+    available_bytes: int | None = None
+    """Memory that can still be taken: the smaller of MemAvailable and the control group's room."""
+    shm_free_bytes: int | None = None
+    """Free space in /dev/shm."""
+
+
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a rank is told."""
+
+    rank: int
+    endpoints: Endpoints
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    process: ProcessConfig
+    machine: HostSpec
+    folder: str | None = None
+    """The model's folder where it is known already (ranks above 0)."""
+    comm_path: str | None = None
+    """The ranks' shared memory (ranks above 0)."""

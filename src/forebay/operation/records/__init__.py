@@ -1,0 +1,1 @@
+"""The record of each run, its events, and the processes it owns."""

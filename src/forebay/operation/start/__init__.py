@@ -1,0 +1,1 @@
+"""Bring up: inputs, preflight, launch, supervise."""

@@ -1,0 +1,72 @@
+"""One question to a server that is up, as a client would ask it: over /v1/chat/completions, greedily."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.machine.interface import Machine
+from forebay.servers.base import Server
+from forebay.servers.http_client import parse_address, send
+
+__all__ = ["ChatAnswer", "Question", "ask", "how_to_ask"]
+
+_TIMEOUT_S = 300.0
+_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to ask whom. ``url`` without ``/v1``; ``model`` is the name the server gives its model."""
+
+    url: str
+    model: str
+    text: str
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The request."""
+        message = {"role": "user", "content": self.text}
+        return {"model": self.model, "messages": [message], "temperature": 0, "max_tokens": _TOKENS}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """The answer's text, or why there is none."""
+
+    text: str | None
+    failure: str | None = None
+
+
+def ask(machine: Machine, question: Question) -> ChatAnswer:
+    """Ask and wait for the whole answer."""
+    path = "/v1/chat/completions"
+    answer = send(machine, parse_address(question.url), "POST", path, question.body, timeout_s=_TIMEOUT_S)
+    text = _content(answer.json()) if answer.ok else None
+    if text is not None:
+        return ChatAnswer(text)
+    said = answer.text.strip().replace("\n", " ")[:200]
+    return ChatAnswer(None, f"POST {answer.describe(path)}{f': {said}' if said else ''}")
+
+
+def how_to_ask(question: Question, server: Server) -> list[str]:
+    """Commands for a person to try, complete as they stand."""
+    url, body = question.url, json.dumps(question.body, ensure_ascii=False)
+    curl = f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+    lines = ["Ask it yourself:", f"  {curl}"]
+    if server.flush_path is not None:
+        lines += [
+            "See the lower tier at work: drop the device copies, ask again, and read usage...cached_tokens_details:",
+            f"  curl -s -X POST '{url}{server.flush_path}' && {curl}",
+        ]
+    return [*lines, f"Any OpenAI client works with base_url={url}/v1 and model={question.model}."]
+
+
+def _content(body: Any) -> str | None:
+    try:
+        text = body["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return text.strip() if isinstance(text, str) and text.strip() else None

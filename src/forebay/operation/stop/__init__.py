@@ -1,0 +1,1 @@
+"""Take down, and check that nothing is left."""

@@ -1,0 +1,1 @@
+"""Is the cache in effect: asked, effective, observed."""

@@ -1,0 +1,237 @@
+"""Looks at a server's processes and its port, cheaply enough to do it for as long as the server lives.
+
+A whole scan of /proc finds new processes (every ``scan_s``); between scans only the known ones are read. A process that was
+essential once and is gone is remembered as lost: that is how a killed worker is noticed before the front is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.machine.interface import Machine
+from forebay.machine.ports import Listener, listeners, socket_owners
+from forebay.machine.processes import (
+    ProcessId,
+    ProcessInfo,
+    all_processes,
+    boot_id,
+    descendants,
+    io_bytes,
+    look,
+    session_members,
+)
+from forebay.operation.watch.observation import Activity, Lost, Owner, OwnerKind, Watched
+from forebay.servers.base import ProcessView, Role, Server
+from forebay.servers.http_client import Address
+
+__all__ = ["ProcessSample", "ProcessSampler"]
+
+_ESSENTIAL = (Role.FRONT, Role.ENGINE, Role.WORKER)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """The processes now, what they used, and whose the port is."""
+
+    processes: tuple[Watched, ...]
+    lost: tuple[Lost, ...]
+    activity: Activity
+    owner: Owner
+
+
+class ProcessSampler:
+    """Follows one server.
+
+    Args:
+        front: the process that was launched, or the listener's; None while it is not known.
+        session: the front leads a session of its own, so that everything in it is the server's.
+        adopter: pid that orphans are reparented to (the supervisor), or None.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        server: Server,
+        address: Address,
+        front: ProcessId | None,
+        *,
+        session: bool,
+        adopter: int | None = None,
+    ) -> None:
+        self._machine = machine
+        self._server = server
+        self._address = address
+        self._session = session
+        self._adopter = adopter
+        self._boot = boot_id(machine)
+        self.front = front
+        self.members: dict[int, ProcessInfo] = {}
+        """Everything seen of the server so far that is still there, zombies included."""
+        self._roles: dict[int, Role] = {}
+        self._first_seen: dict[int, float] = {}
+        self._lost: dict[int, Lost] = {}
+        self._scanned_at: float | None = None
+        self._foreign: tuple[int, Owner] | None = None
+        self._held: tuple[int, Owner] | None = None
+
+    def look(self, at: float, *, scan_s: float) -> ProcessSample:
+        """One look at ``at`` (monotonic seconds)."""
+        whole = self._scanned_at is None or at - self._scanned_at >= scan_s
+        if self.front is not None:
+            if whole:
+                self._scan(at)
+            else:
+                self._refresh()
+        owner = (None if whole else self._still_ours()) or self._owner()
+        alive = [info for info in self.members.values() if not info.is_zombie]
+        watched = tuple(
+            Watched(info.pid, self._roles.get(info.pid, Role.HELPER), info.state, info.command) for info in alive
+        )
+        return ProcessSample(watched, tuple(self._lost.values()), self._activity(alive), owner)
+
+    def follow(self, front: ProcessId) -> None:
+        """From now on ``front`` is the server (the pid behind a listening socket, found later)."""
+        self.front, self._scanned_at, self._held = front, None, None
+        for known in (self.members, self._roles, self._lost, self._first_seen):
+            known.clear()
+
+    def ended(self, exit_code: int) -> None:
+        """The front was our child and has been reaped."""
+        if self.front is not None:
+            info = self.members.pop(self.front.pid, None)
+            title = info.command if info is not None else "the process that was launched"
+            self._lost[self.front.pid] = Lost(self.front.pid, Role.FRONT, title, exit_code)
+
+    def identities(self) -> list[ProcessId]:
+        """Who the members are, for the record."""
+        return [ProcessId(info.pid, info.start_ticks, self._boot) for info in self.members.values()]
+
+    def names(self) -> dict[str, str]:
+        """pid -> role and title, for the record."""
+        return {
+            str(pid): f"{self._roles.get(pid, Role.HELPER)} {info.command[:80].strip()}"
+            for pid, info in self.members.items()
+        }
+
+    def _scan(self, at: float) -> None:
+        self._scanned_at = at
+        assert self.front is not None
+        front = self.front
+        everyone = all_processes(self._machine)
+        found = next((info for info in everyone if info.pid == front.pid), None)
+        here = found is not None and found.start_ticks == front.start_ticks
+        reused = found is not None and not here  # the number belongs to a stranger now, and so does its session
+        ours: dict[int, ProcessInfo] = {}
+        if found is not None and here:
+            ours = {found.pid: found, **{info.pid: info for info in descendants(everyone, front.pid)}}
+        elif front.pid not in self.members:
+            self._lost.setdefault(front.pid, Lost(front.pid, Role.FRONT, "the process that was named"))
+        for info in everyone:
+            known = self.members.get(info.pid)
+            if known is not None and known.start_ticks == info.start_ticks:
+                ours[info.pid] = info  # an orphan of ours stays ours
+                ours.update({child.pid: child for child in descendants(everyone, info.pid)})
+        if self._session and not reused:
+            ours.update({info.pid: info for info in session_members(everyone, front.pid)})
+        full = {pid: look(self._machine, pid) for pid in ours}
+        self._replace({pid: info for pid, info in full.items() if info is not None}, at)
+
+    def _refresh(self) -> None:
+        fresh: dict[int, ProcessInfo] = {}
+        for pid, known in self.members.items():
+            info = look(self._machine, pid, cmdline=False)
+            if info is not None and info.start_ticks == known.start_ticks:
+                fresh[pid] = _with_command(info, known.cmdline)
+        self._replace(fresh, None)
+
+    def _replace(self, fresh: dict[int, ProcessInfo], scanned_at: float | None) -> None:
+        for pid, before in self.members.items():
+            now = fresh.get(pid)
+            if now is None or (now.is_zombie and not before.is_zombie):
+                self._note_lost(before)
+        self.members = fresh
+        if scanned_at is None:
+            return
+        views = [ProcessView(info.pid, info.ppid, info.name, info.command) for info in fresh.values()]
+        assert self.front is not None
+        for pid, role in self._server.roles(views, self.front.pid).items():
+            if not fresh[pid].is_zombie:
+                self._roles[pid] = role
+            self._first_seen.setdefault(pid, scanned_at)
+
+    def _note_lost(self, gone: ProcessInfo) -> None:
+        role = self._roles.get(gone.pid, Role.HELPER)
+        if role in _ESSENTIAL:
+            self._lost.setdefault(gone.pid, Lost(gone.pid, role, gone.command))
+
+    def _activity(self, alive: list[ProcessInfo]) -> Activity:
+        read = 0
+        for info in alive:
+            numbers = io_bytes(self._machine, info.pid)
+            read += max(numbers.read_chars, numbers.read_storage) if numbers is not None else 0
+        engines = [info for info in alive if self._roles.get(info.pid) in (Role.ENGINE, Role.WORKER)]
+        return Activity(
+            cpu_s=sum(info.cpu_s for info in alive),
+            engine_cpu_s=sum(info.cpu_s for info in engines),
+            rss_bytes=sum(info.rss_bytes for info in alive),
+            read_bytes=read,
+        )
+
+    def _owner(self) -> Owner:
+        if not self._address.is_local:
+            return Owner(OwnerKind.HIDDEN)
+        found = listeners(self._machine, self._address.port, owners=False)
+        serving = _answering(found, self._address.host)
+        if serving is None:
+            self._foreign = None
+            return Owner(OwnerKind.NOBODY)
+        if self.members:
+            ours = socket_owners(self._machine, {serving.inode}, self.members).get(serving.inode)
+            if ours:
+                pid = min(ours)
+                self._held = (serving.inode, Owner(OwnerKind.OURS, pid, self.members[pid].command))
+                return self._held[1]
+        return self._stranger(serving)
+
+    def _still_ours(self) -> Owner | None:
+        """Between scans one process's descriptors answer: the table of all sockets is long on a busy server."""
+        if self._held is None:
+            return None
+        inode, owner = self._held
+        if owner.pid in self.members and socket_owners(self._machine, {inode}, [owner.pid]):
+            return owner
+        self._held = None
+        return None
+
+    def _stranger(self, serving: Listener) -> Owner:
+        """Who else it is: every process's descriptors are read, so once a socket only."""
+        if self._foreign is not None and self._foreign[0] == serving.inode:
+            return self._foreign[1]
+        pids = socket_owners(self._machine, {serving.inode}).get(serving.inode)
+        if not pids:
+            owner = Owner(OwnerKind.HIDDEN)
+        else:
+            info = look(self._machine, min(pids))
+            owner = Owner(OwnerKind.OTHER, min(pids), info.command if info is not None else "")
+            self._foreign = (serving.inode, owner)
+        return owner
+
+
+def _answering(found: list[Listener], host: str) -> Listener | None:
+    """The socket that a connection to ``host`` reaches: the exact address before a wildcard."""
+    if not found:
+        return None
+    wildcard = ("0.0.0.0", "::")
+    if host in wildcard:
+        return found[0]
+    exact = "127.0.0.1" if host == "localhost" else host
+    ranked = sorted(found, key=lambda item: (item.address != exact, item.address not in wildcard))
+    best = ranked[0]
+    return best if best.address == exact or best.address in wildcard else None
+
+
+def _with_command(info: ProcessInfo, cmdline: tuple[str, ...]) -> ProcessInfo:
+    return ProcessInfo(
+        info.pid, info.start_ticks, info.name, info.state, info.ppid, info.pgid, info.sid, info.cpu_s, info.threads,
+        info.rss_bytes, info.started_s, cmdline,
+    )  # fmt: skip

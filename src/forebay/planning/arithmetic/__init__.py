@@ -1,0 +1,1 @@
+"""The memory arithmetic that all servers share."""

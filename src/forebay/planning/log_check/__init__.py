@@ -1,0 +1,1 @@
+"""Check a start-up log's numbers against the model's geometry."""

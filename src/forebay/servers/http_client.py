@@ -1,0 +1,102 @@
+"""Addresses, and a request whose every failure is a value: what "no answer" means is for the caller to judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from forebay.errors import UsageError
+from forebay.machine.interface import HttpFailure, HttpFailureKind, Machine
+
+__all__ = ["Address", "ServerAnswer", "parse_address", "send"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is reached."""
+
+    host: str
+    port: int
+    scheme: str = "http"
+
+    @property
+    def url(self) -> str:
+        """The address as a URL, without a trailing slash."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its processes can be looked up on this machine."""
+        return self.host in ("localhost", "::1", "0.0.0.0", "::") or self.host.startswith("127.")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAnswer:
+    """What came back: a status with its body, or the reason there was none (``failure``)."""
+
+    status: int | None
+    body: bytes
+    seconds: float
+    failure: HttpFailureKind | None = None
+
+    def json(self) -> object:
+        """The body as JSON, or None when it is not JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+    @property
+    def ok(self) -> bool:
+        """A 2xx status. The body is never asked."""
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.body.decode("utf-8", "replace")
+
+    def describe(self, path: str) -> str:
+        """``/health answered 200`` or ``/health: refused``, for evidence lines."""
+        return f"{path} answered {self.status}" if self.status is not None else f"{path}: {self.failure}"
+
+
+def parse_address(url: str) -> Address:
+    """Read ``http://host:port``, ``host:port`` or ``:port``.
+
+    Raises:
+        UsageError: no port, or a scheme other than http and https.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        raise UsageError(f"{url!r} is not an address: its port is no number", fix="write http://HOST:PORT") from None
+    if parts.scheme not in ("http", "https") or (port is None and "://" not in url):
+        raise UsageError(f"{url!r} is not an address", fix="write http://HOST:PORT")
+    return Address(parts.hostname or "127.0.0.1", port or (443 if parts.scheme == "https" else 80), parts.scheme)
+
+
+def send(
+    machine: Machine,
+    address: Address,
+    method: str,
+    path: str,
+    body: Mapping[str, object] | None = None,
+    *,
+    timeout_s: float,
+) -> ServerAnswer:
+    """Send one request on a connection of its own; ``timeout_s`` bounds each wait on the socket."""
+    headers = {"Connection": "close"}
+    data = None
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+        data = json.dumps(body).encode()
+    try:
+        answer = machine.http(method, address.url + path, body=data, headers=headers, timeout_s=timeout_s)
+    except HttpFailure as failure:
+        return ServerAnswer(None, b"", failure.seconds, failure.kind)
+    return ServerAnswer(answer.status, answer.body, answer.seconds)
