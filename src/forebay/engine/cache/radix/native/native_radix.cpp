@@ -1,8 +1,8 @@
 // The passes over a prefix's pages that every request makes, over the tree's own Python objects (node.py).
 //
 // A request of 4,096 tokens visits 256 pages a dozen times. In Python each visit is a few bytecodes; here it is a few
-// loads, and what remains is the price of fetching the objects from memory once. Everything is what residency.py,
-// eviction.py and opening.py do in Python, which is used where there is no compiler; tests run both.
+// loads, and what remains is the price of fetching the objects from memory once. Everything is what cache_pools.py,
+// eviction.py and allocate.py do in Python, which is used where there is no compiler; tests run both.
 //
 // Called with the interpreter's lock held (ctypes.PyDLL). A function that fails sets an exception and returns NULL.
 #define PY_SSIZE_T_CLEAN
