@@ -119,7 +119,7 @@ def test_rows_may_be_inserted_and_reordered_between_two_runs(tmp_path: Path) -> 
     first = _index(tmp_path, rows)
     journal = Journal(tmp_path / "journal.log")
     for entry in first.window(0, 3):
-        journal.append(Record(entry.key.hex(), 0, "done", e="ok"))
+        journal.append(Record(entry.key.hex(), 0, "", "done", e="ok"))
     journal.close()
     counts = _index(tmp_path, [{"prompt": "new"}, rows[2], rows[0], {"id": 7, "prompt": "other"}, rows[1]]).counts()
     assert (counts.ok, counts.pending, counts.set_aside, counts.orphans) == (3, 1, 1, 0)
@@ -130,8 +130,12 @@ def test_equal_rows_are_two_rows_and_a_failed_one_is_pending_again(tmp_path: Pat
     index = _index(tmp_path, [{"prompt": "a"}, {"prompt": "a"}])
     first, second = index.window(0, 2)
     assert first.key != second.key
-    index.note_end(first.key, "ok", None)
-    index.note_end(second.key, "failed", "why")
+    journal = Journal(tmp_path / "journal.log")
+    done, failed = Record(first.key.hex(), 0, e="ok"), Record(second.key.hex(), e="failed", w="why")
+    index.add_turn(done, *journal.append(done))
+    journal.append(failed)
+    index.add_failure(second.key, "why")
+    journal.close()
     assert (index.counts().ok, index.counts().failed) == (1, 1)
-    assert index.forget_failed() == 1
-    assert index.counts().pending == 1
+    again = _index(tmp_path, [{"prompt": "a"}, {"prompt": "a"}]).counts()
+    assert (again.ok, again.failed, again.pending) == (1, 0, 1)

@@ -225,13 +225,14 @@ def _index_memory_mib(rows: int, folder: Path) -> float:
     code = (
         "import resource,sys\nfrom pathlib import Path\n"
         "from forebay.workload.generate.index import build_index\n"
+        "from forebay.workload.generate.journal import Record\n"
         "from forebay.workload.generate.rows import parse_row\n"
         "class S:\n"
         "    def rows(self):\n"
         f'        for n in range({rows}): yield b\'{{"prompt": "question %d with some words"}}\' % n\n'
         f"i = build_index(Path(sys.argv[1]), S(), parse_row, Path('/nowhere'))\n"
         f"for n in range(0, {rows}, 256):\n"
-        "    for e in i.window(n, n + 256): i.note_turn(e.key, 0, n, 9); i.note_end(e.key, 'ok', None)\n"
+        "    for e in i.window(n, n + 256): i.add_turn(Record(e.key.hex(), 0, e='ok'), n, 9)\n"
         f"assert i.counts().ok == {rows}\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
     )

@@ -13,8 +13,8 @@ from typing import Any
 from forebay.errors import UsageError
 from forebay.workload.answers import CompletionAnswer
 from forebay.workload.failures import FailureKind, RequestFailure
-from forebay.workload.generate.index import Index
-from forebay.workload.generate.journal import Journal, Record, read_record
+from forebay.workload.generate.index import Index, input_changed
+from forebay.workload.generate.journal import Journal, Record, read_turns
 from forebay.workload.generate.progress import Progress, Tally
 from forebay.workload.generate.rows import Malformed, Row
 from forebay.workload.generate.server_pool import ServerEndpoint, ServerPool
@@ -184,14 +184,15 @@ class Dispatcher:
     def _record(self, work: WorkItem, turn: Turn) -> bool:
         """Journal a turn, and the row's end when it is one; True at the end."""
         answer, usage = turn.answer, turn.answer.usage
-        number = len(work.answers)
-        work.answers.append(answer.content)
+        number, before = len(work.answers), work.history
+        work.add(answer.content)
         last = len(work.answers) == len(work.row.prompts)
         state = "set_aside" if turn.set_aside else "ok" if last else None
         why = f"turn {number + 1}: {turn.set_aside}" if turn.set_aside else None
         record = Record(
             work.hex_key,
             number,
+            before,
             answer.content,
             answer.reasoning,
             answer.finish_reason,
@@ -204,10 +205,8 @@ class Dispatcher:
             why,
         )
         at, length = self._journal.append(record)
-        self._index.note_turn(work.key, number, at, length)
+        self._index.add_turn(record, at, length)
         self._count(turn, state)
-        if state is not None:
-            self._index.note_end(work.key, state, why)
         return state is not None
 
     def _count(self, turn: Turn, state: str | None) -> None:
@@ -254,7 +253,7 @@ class Dispatcher:
 
     def _fail(self, work: WorkItem, why: str) -> None:
         self._journal.append(Record(work.hex_key, e="failed", w=why))
-        self._index.note_end(work.key, "failed", why)
+        self._index.add_failure(work.key, why)
         self._tally.rows += 1
         self._tally.rows_here += 1
         self._tally.failed += 1
@@ -270,7 +269,7 @@ class Dispatcher:
 
     async def _feed(self, source: Rows, parse: Callable[[RawRow], Row | Malformed]) -> None:
         """Keep about a window of pending rows ready, sorted so that common prefixes lie side by side."""
-        rows = islice(source.rows(), self._settings.limit)
+        rows = islice(source.rows(), self._index.input_rows)
         window: list[WorkItem] = []
         pos = 0
         while batch := list(islice(rows, _SLICE_ROWS)):
@@ -281,6 +280,8 @@ class Dispatcher:
             if len(window) >= min(self._settings.window_rows, max(_SLICE_ROWS, pos)):
                 await self._release(window)
                 window = []
+        if pos != self._index.input_rows:
+            raise input_changed(f"it had {self._index.input_rows:,} rows, and has {pos:,}")
         await self._release(window)
         self._all_read = True
 
@@ -290,14 +291,15 @@ class Dispatcher:
             if entry.state is not None:
                 continue
             row = parse(raw)
+            entry.check(row)
             if isinstance(row, Malformed):
                 continue
-            works.append(WorkItem(entry.key, row, self._answers_so_far(entry.key) if entry.turns else []))
+            work = WorkItem(entry.key, row)
+            if entry.turns:
+                for turn in read_turns(self._journal.fd, entry.key, self._index.turn_places(entry.key)):
+                    work.add(turn.c)
+            works.append(work)
         return works
-
-    def _answers_so_far(self, key: bytes) -> list[str]:
-        places = self._index.turn_places(key)
-        return [read_record(self._journal.fd, at, length).c for at, length in places]
 
     async def _release(self, window: list[WorkItem]) -> None:
         window.sort(key=lambda work: work.row.prefix)

@@ -1,7 +1,10 @@
-"""Which rows there are and which are done: an SQLite file, rebuilt at every start from the input and the journal.
+"""The rows of the input and the turns of the journal: an SQLite file, rebuilt at every start.
 
-It is derived state, so it needs no durability and is thrown away when it is in doubt. It keeps memory flat: per row it holds a key
-on disk, and SQLite's page cache is bounded. Not thread-safe; the job is its only user.
+It is derived state, so it needs no durability. Memory is bounded by SQLite's page cache. Not thread-safe; the job is its only user.
+
+A turn of the journal counts only when every turn before it counts and it was generated after exactly those answers
+(``journal.history_digest``). So a journal with damaged, repeated or exchanged lines never gives a row the answers of another
+history: the row is pending from its first missing turn on.
 """
 
 from __future__ import annotations
@@ -12,35 +15,55 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from forebay.workload.generate.journal import scan
+from forebay.errors import UsageError
+from forebay.workload.generate.journal import Record, history_digest, scan
 from forebay.workload.generate.rows import Malformed, Row, key_of
 from forebay.workload.generate.sources import RawRow, Rows
 
-__all__ = ["Counts", "Index", "IndexEntry", "build_index"]
+__all__ = ["Counts", "Index", "IndexEntry", "build_index", "input_changed"]
 
 _CACHE_KIB = 64 * 1024
 _BATCH = 1000
 _SCHEMA = """
-CREATE TABLE rows (pos INTEGER PRIMARY KEY, key BLOB NOT NULL, id_hash BLOB, why TEXT);
-CREATE TABLE turns (key BLOB, turn INT, at INT, length INT, PRIMARY KEY (key, turn)) WITHOUT ROWID;
-CREATE TABLE ends (key BLOB PRIMARY KEY, state TEXT, why TEXT) WITHOUT ROWID;
+CREATE TABLE rows (pos INTEGER PRIMARY KEY, key BLOB NOT NULL, ordinal INT NOT NULL DEFAULT 0, id_hash BLOB, why TEXT);
+CREATE TABLE turns (key BLOB, turn INT, at INT, length INT, before TEXT, after TEXT, state TEXT, why TEXT,
+                    PRIMARY KEY (key, turn)) WITHOUT ROWID;
+CREATE TABLE failures (key BLOB PRIMARY KEY, why TEXT) WITHOUT ROWID;
 """
+# The first turn of each row that does not follow from the turns before it
+_BROKEN = """
+SELECT t.key, MIN(t.turn) FROM turns t LEFT JOIN turns p ON p.key = t.key AND p.turn = t.turn - 1
+WHERE CASE WHEN t.turn = 0 THEN t.before != '' ELSE p.key IS NULL OR p.after != t.before OR p.state IS NOT NULL END
+GROUP BY t.key
+"""
+_STATE = "CASE WHEN r.why IS NOT NULL THEN 'set_aside' WHEN e.state IS NOT NULL THEN e.state WHEN f.key IS NOT NULL THEN 'failed' END"
+_STATES = "FROM rows r LEFT JOIN turns e ON e.key = r.key AND e.state IS NOT NULL LEFT JOIN failures f ON f.key = r.key"
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One input row's standing. ``state`` is None while pending, else ok, set_aside or failed."""
+    """The state of one input row: None while pending, else ok, set_aside or failed; ``turns`` counts its turns in the journal."""
 
     pos: int
     key: bytes
+    ordinal: int
     state: str | None
     why: str | None
     turns: int
 
+    def check(self, row: Row | Malformed) -> None:
+        """Compare the row that lies at this position now with the one that was indexed.
+
+        Raises:
+            UsageError: the input was changed while it was in use.
+        """
+        if key_of(row.base, self.ordinal) != self.key:
+            raise input_changed(f"row {self.pos + 1} is another one now")
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rows by standing, counted from the rows themselves (by key), not kept as running sums."""
+    """Rows by state, counted from the index, not kept as running sums."""
 
     input: int
     ok: int
@@ -69,37 +92,48 @@ class Index:
         for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}", "temp_store=FILE"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(_SCHEMA)
-        self._turns: list[tuple[bytes, int, int, int]] = []
-        self._ends: list[tuple[bytes, str, str | None]] = []
+        self.broken_rows = 0
+        self._input_rows = 0
+        self._turns: list[tuple[bytes, int, int, int, str, str, str | None, str | None]] = []
+        self._failures: list[tuple[bytes, str | None]] = []
 
     def close(self) -> None:
         """Close the file; it stays until the next build replaces it."""
         self._db.close()
 
-    def note_turn(self, key: bytes, turn: int, at: int, length: int) -> None:
-        """A turn is in the journal at this offset."""
-        self._turns.append((key, turn, at, length))
+    def add_turn(self, record: Record, at: int, length: int) -> None:
+        """Note that the journal holds this turn at this offset; a later record of a turn replaces an earlier one."""
+        after = history_digest(record.b, record.c)
+        key = bytes.fromhex(record.k)
+        self._turns.append((key, record.t, at, length, record.b, after, record.e, record.w))
         if len(self._turns) >= _BATCH:
             self._flush()
 
-    def note_end(self, key: bytes, state: str, why: str | None) -> None:
-        """A row has ended in this state."""
-        self._ends.append((key, state, why))
-        if len(self._ends) >= _BATCH:
+    def add_failure(self, key: bytes, why: str | None) -> None:
+        """Note that a row failed; this is forgotten at the next start."""
+        self._failures.append((key, why))
+        if len(self._failures) >= _BATCH:
             self._flush()
 
-    def forget_failed(self) -> int:
-        """Make failed rows pending again; returns how many."""
+    def drop_broken_turns(self) -> None:
+        """Remove every turn that does not follow from the turns before it, and count the rows that had such turns."""
         self._flush()
-        return self._db.execute("DELETE FROM ends WHERE state = 'failed'").rowcount
+        self._db.execute(f"CREATE TEMP TABLE broken AS {_BROKEN}")
+        self.broken_rows = int(self._db.execute("SELECT COUNT(*) FROM broken").fetchone()[0])
+        self._db.execute("CREATE TEMP TABLE cut (key BLOB PRIMARY KEY, turn INT) WITHOUT ROWID")
+        self._db.execute("INSERT INTO cut SELECT * FROM broken")
+        self._db.execute(
+            "DELETE FROM turns WHERE key IN (SELECT key FROM cut) AND turn >= (SELECT turn FROM cut WHERE cut.key = turns.key)"
+        )
+        self._db.executescript("DROP TABLE broken; DROP TABLE cut")
 
     def window(self, start: int, stop: int) -> list[IndexEntry]:
-        """The standing of the rows at positions ``start`` to ``stop`` (exclusive), in order."""
+        """The rows at positions ``start`` to ``stop`` (exclusive), in order."""
         self._flush()
         found = self._db.execute(
-            "SELECT r.pos, r.key, CASE WHEN r.why IS NOT NULL THEN 'set_aside' ELSE e.state END, "
-            "COALESCE(r.why, e.why), (SELECT COUNT(*) FROM turns t WHERE t.key = r.key) "
-            "FROM rows r LEFT JOIN ends e ON e.key = r.key WHERE r.pos >= ? AND r.pos < ? ORDER BY r.pos",
+            f"SELECT r.pos, r.key, r.ordinal, {_STATE}, COALESCE(r.why, e.why, f.why), "
+            f"(SELECT COUNT(*) FROM turns t WHERE t.key = r.key) {_STATES} "
+            "WHERE r.pos >= ? AND r.pos < ? ORDER BY r.pos",
             (start, stop),
         )
         return [IndexEntry(*row) for row in found]
@@ -127,14 +161,10 @@ class Index:
         """Count every row by its key."""
         self._flush()
         states: dict[str | None, int] = dict(
-            self._db.execute(
-                "SELECT CASE WHEN r.why IS NOT NULL THEN 'set_aside' ELSE e.state END, COUNT(*) "
-                "FROM rows r LEFT JOIN ends e ON e.key = r.key GROUP BY 1"
-            ).fetchall()
+            self._db.execute(f"SELECT {_STATE}, COUNT(*) {_STATES} GROUP BY 1").fetchall()
         )
         orphans = self._db.execute(
-            "SELECT COUNT(*) FROM (SELECT key FROM ends UNION SELECT key FROM turns) k "
-            "WHERE NOT EXISTS (SELECT 1 FROM rows r WHERE r.key = k.key)"
+            "SELECT COUNT(DISTINCT key) FROM turns t WHERE NOT EXISTS (SELECT 1 FROM rows r WHERE r.key = t.key)"
         ).fetchone()[0]
         return Counts(
             sum(states.values()),
@@ -145,6 +175,11 @@ class Index:
             orphans,
         )
 
+    @property
+    def input_rows(self) -> int:
+        """How many rows the input has (with a limit: had, up to it)."""
+        return self._input_rows
+
     def check_unique(self) -> int:
         """How many keys belong to more than one row; anything but 0 is our bug."""
         sql = "SELECT COUNT(*) FROM (SELECT 1 FROM rows GROUP BY key HAVING COUNT(*) > 1)"
@@ -152,8 +187,9 @@ class Index:
 
     def add_rows(self, rows: list[tuple[int, bytes, bytes | None, str | None]]) -> None:
         """Insert (position, base, id hash, reason to set aside)."""
+        self._input_rows += len(rows)
         self._db.execute("BEGIN")
-        self._db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?)", rows)
+        self._db.executemany("INSERT INTO rows (pos, key, id_hash, why) VALUES (?, ?, ?, ?)", rows)
         self._db.execute("COMMIT")
 
     def settle_identities(self) -> None:
@@ -169,27 +205,28 @@ class Index:
             "SELECT pos, key FROM rows WHERE key IN (SELECT key FROM rows GROUP BY key HAVING COUNT(*) > 1) "
             "ORDER BY key, pos"
         )
-        self._rewrite("UPDATE rows SET key = ? WHERE pos = ?", _ordinal_keys(equals))
+        self._rewrite("UPDATE rows SET key = ?, ordinal = ? WHERE pos = ?", _ordinal_keys(equals))
 
-    def _rewrite(self, sql: str, changes: Iterator[tuple[object, int]]) -> None:
-        """Apply changes computed from a query over the same table: spooled first, so that the query never sees them."""
-        self._db.execute("CREATE TEMP TABLE spool (value, pos INT)")
-        self._db.executemany("INSERT INTO spool VALUES (?, ?)", changes)
-        spooled = self._db.execute("SELECT value, pos FROM spool")
+    def _rewrite(self, sql: str, changes: Iterator[tuple[object, ...]]) -> None:
+        """Apply changes computed from a query over the same table: stored first, so that the query never sees them."""
+        names = ", ".join("abc"[: sql.count("?")])
+        self._db.execute(f"CREATE TEMP TABLE changes ({names})")
+        self._db.executemany(f"INSERT INTO changes VALUES ({', '.join('?' * sql.count('?'))})", changes)
+        stored = self._db.execute("SELECT * FROM changes")
         self._db.execute("BEGIN")
-        self._db.executemany(sql, spooled)
+        self._db.executemany(sql, stored)
         self._db.execute("COMMIT")
-        self._db.execute("DROP TABLE spool")
+        self._db.execute("DROP TABLE changes")
 
     def _flush(self) -> None:
-        if not self._turns and not self._ends:
+        if not self._turns and not self._failures:
             return
         self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?)", self._turns)
-        self._db.executemany("INSERT OR REPLACE INTO ends VALUES (?, ?, ?)", self._ends)
+        self._db.executemany("INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._turns)
+        self._db.executemany("INSERT OR REPLACE INTO failures VALUES (?, ?)", self._failures)
         self._db.execute("COMMIT")
         self._turns.clear()
-        self._ends.clear()
+        self._failures.clear()
 
 
 def build_index(
@@ -225,14 +262,18 @@ def build_index(
     index.settle_identities()
     if journal.exists():
         for at, length, record in scan(journal):
-            if record is None:
-                continue
-            key = bytes.fromhex(record.k)
-            if record.t >= 0:
-                index.note_turn(key, record.t, at, length)
-            if record.e is not None:
-                index.note_end(key, record.e, record.w)
+            if record is not None and record.t >= 0:
+                index.add_turn(record, at, length)
+    index.drop_broken_turns()
     return index
+
+
+def input_changed(what: str) -> UsageError:
+    """The input is not the one that was indexed when this run began."""
+    return UsageError(
+        f"the input was changed while it was read: {what}",
+        fix="run the same command again: finished rows are kept, whatever their place in the input",
+    )
 
 
 def _clash_reasons(found: Iterator[tuple[int, bytes, bytes]]) -> Iterator[tuple[str, int]]:
@@ -244,8 +285,8 @@ def _clash_reasons(found: Iterator[tuple[int, bytes, bytes]]) -> Iterator[tuple[
             yield f"its id came before, in row {first[0] + 1}, with other content", row[0]
 
 
-def _ordinal_keys(found: Iterator[tuple[int, bytes]]) -> Iterator[tuple[bytes, int]]:
+def _ordinal_keys(found: Iterator[tuple[int, bytes]]) -> Iterator[tuple[bytes, int, int]]:
     for base, group in groupby(found, key=lambda row: row[1]):
         for ordinal, (pos, _) in enumerate(group):
             if ordinal:
-                yield key_of(base, ordinal), pos
+                yield key_of(base, ordinal), ordinal, pos

@@ -62,9 +62,9 @@ def run_job(settings: GenerateSettings, shows: Shows) -> JobOutcome:
     check_output(settings)
     folder = settings.work_folder
     with _disk_trouble(folder), _only_writer(folder):
-        check_asked(folder / "run.json", settings)
         journal = Journal(folder / "journal.log")
         try:
+            check_asked(folder / "run.json", settings, begun=journal.end > 0)
             return _run(settings, source, journal, shows)
         finally:
             journal.close()
@@ -79,10 +79,9 @@ def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Sh
     try:
         if index.check_unique():
             raise ForebayError("two input rows have the same key: this is a bug in forebay")
-        index.forget_failed()
         before = index.counts()
         progress = shows(before.input)
-        _say_what_was_found(progress, journal, before)
+        _say_what_was_found(progress, journal, before, index.broken_rows)
         tally = Tally(rows=before.input - before.pending, set_aside=before.set_aside)
         changes: list[str] = []
         interrupted = False
@@ -100,10 +99,12 @@ def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Sh
         index.close()
 
 
-def _say_what_was_found(progress: Progress, journal: Journal, before: Counts) -> None:
+def _say_what_was_found(progress: Progress, journal: Journal, before: Counts, broken: int) -> None:
     repair = journal.repair
     if repair.torn_bytes or repair.damaged_lines:
         progress.event("journal_repaired", torn_bytes=repair.torn_bytes, damaged_lines=repair.damaged_lines)
+    if broken:
+        progress.event("rows_broken", rows=broken)
     if before.orphans:
         progress.event("rows_gone_from_input", rows=before.orphans)
     if journal.end:
@@ -141,6 +142,7 @@ async def _generate(
             changes = check_fingerprint(
                 settings.work_folder / "run.json",
                 fingerprint_of(settings, identity),
+                begun=journal.end > 0,
                 allow_change=settings.allow_change,
             )
             interrupted = await dispatch.run(source, parse)
@@ -162,7 +164,7 @@ def _disk_trouble(folder: Path) -> Iterator[None]:
     """A disk that takes no more ends the run in one line; what the journal holds stays whole."""
     try:
         yield
-    except (OSError, sqlite3.OperationalError) as error:
+    except (OSError, sqlite3.DatabaseError) as error:
         full = "full" in str(error) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
         raise DeadError(
             f"{folder}: {'the disk is full' if full else error}",

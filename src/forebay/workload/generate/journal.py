@@ -3,9 +3,10 @@
 A line is ``crc32 (8 hex digits) SP json LF``. A record counts when its whole line is there and the checksum holds; so a file cut
 at any byte reads as the records before the cut. Records:
 
-    turn   {"k": key, "t": n, "c": content, "r": reasoning, "f": finish reason, "p","o","h": prompt, output, cached tokens,
-            "g": gates that were kept, "n": attempts, "e": "ok" when it is also the row's last}
-    end    {"k": key, "e": "ok" | "set_aside" | "failed", "w": why}
+    turn     {"k": key, "t": n, "b": digest of the answers before it, "c": content, "r": reasoning, "f": finish reason,
+              "p","o","h": prompt, output, cached tokens, "g": gates that were kept, "n": attempts,
+              "e": "ok" | "set_aside" when it is the row's last, "w": why}
+    failure  {"k": key, "e": "failed", "w": why}
 
 Durability: ``append`` hands the line to the kernel before it returns, so that a killed process loses nothing it had appended.
 ``sync`` makes it survive the machine; the job calls it back to back on a thread, at most every 50 ms, and counts a turn as
@@ -14,15 +15,18 @@ finished only then. A machine that dies therefore costs the turns in flight and 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["Journal", "Record", "RepairReport", "decode_line", "read_record", "scan"]
+from forebay.errors import DeadError
+
+__all__ = ["Journal", "Record", "RepairReport", "decode_line", "history_digest", "read_turns", "scan"]
 
 _PREFIX = 9  # 8 hex digits and a space
 _READ_BYTES = 1 << 20
@@ -33,6 +37,7 @@ class Record(msgspec.Struct, omit_defaults=True):
 
     k: str
     t: int = -1
+    b: str = ""
     c: str = ""
     r: str | None = None
     f: str | None = None
@@ -57,6 +62,12 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Record)
 
 
+def history_digest(before: str, content: str) -> str:
+    """The digest of the answers so far: of those ``before``, then ``content``. With no answers it is the empty text."""
+    data = before.encode("ascii") + content.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
 def encode_line(record: Record) -> bytes:
     """The line of a record, checksum and newline included."""
     body = _ENCODER.encode(record)
@@ -65,12 +76,10 @@ def encode_line(record: Record) -> bytes:
 
 def decode_line(line: bytes) -> Record | None:
     """The record of a line without its newline, or None when the line is damaged."""
-    if len(line) <= _PREFIX or line[8:9] != b" ":
-        return None
     body = line[_PREFIX:]
+    if line[:_PREFIX] != b"%08x " % zlib.crc32(body):
+        return None
     try:
-        if int(line[:8], 16) != zlib.crc32(body):
-            return None
         return _DECODER.decode(body)
     except (ValueError, msgspec.DecodeError):
         return None
@@ -94,16 +103,22 @@ def scan(path: Path, start: int = 0) -> Iterator[tuple[int, int, Record | None]]
             offset += len(line)
 
 
-def read_record(fd: int, offset: int, length: int) -> Record:
-    """Read one record again, where ``scan`` or ``append`` said it is.
+def read_turns(fd: int, key: bytes, places: Iterable[tuple[int, int]]) -> list[Record]:
+    """Read the turns of one row again: offset and length of each, in turn order.
 
     Raises:
-        ValueError: the bytes there are not that record any more.
+        DeadError: the bytes at one of these places are not that turn.
     """
-    record = decode_line(os.pread(fd, length, offset))
-    if record is None:
-        raise ValueError(f"journal record at byte {offset} no longer matches its checksum")
-    return record
+    turns = []
+    for number, (offset, length) in enumerate(places):
+        record = decode_line(os.pread(fd, length, offset))
+        if record is None or (record.k, record.t) != (key.hex(), number):
+            raise DeadError(
+                f"the journal was damaged while it was in use: byte {offset} is no longer turn {number + 1} of its row",
+                fix="check the disk; the same command continues, and asks again for what is lost",
+            )
+        turns.append(record)
+    return turns
 
 
 class Journal:
@@ -121,7 +136,7 @@ class Journal:
 
     @property
     def fd(self) -> int:
-        """For ``read_record``."""
+        """For ``read_turns``."""
         return self._fd
 
     def append(self, record: Record) -> tuple[int, int]:

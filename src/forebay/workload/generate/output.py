@@ -21,10 +21,10 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from forebay.errors import ForebayError, UsageError
-from forebay.workload.generate.index import Counts, Index, IndexEntry
-from forebay.workload.generate.journal import Journal, Record, read_record
+from forebay.workload.generate.index import Counts, Index, IndexEntry, input_changed
+from forebay.workload.generate.journal import Journal, Record, read_turns
 from forebay.workload.generate.rows import Malformed, Row
-from forebay.workload.generate.run_fingerprint import sync_folder, write_atomically
+from forebay.workload.generate.run_fingerprint import read_run, sync_folder, write_atomically
 from forebay.workload.generate.settings import GenerateSettings
 from forebay.workload.generate.shards import JsonlShard, ParquetShard, Shard
 from forebay.workload.generate.sources import RawRow, Rows, require_pyarrow
@@ -150,7 +150,7 @@ def write_output(
     places.manifest.unlink(missing_ok=True)
     totals = _Totals()
     with _Shards(settings, places) as shards, _Side(places.set_aside) as aside, _Side(places.failed) as failed:
-        for done in _rows_done(source, parse, index, journal, settings.limit):
+        for done in _rows_done(source, parse, index, journal):
             if done.entry.state == "ok" and isinstance(done.row, Row):
                 if len(done.turns) != len(done.row.prompts):
                     raise ForebayError(f"row {done.entry.pos + 1} ended with {len(done.turns)} turns: a bug in forebay")
@@ -312,18 +312,20 @@ def _rows_done(
     parse: Callable[[RawRow], Row | Malformed],
     index: Index,
     journal: Journal,
-    limit: int | None,
 ) -> Iterator[_Done]:
     """Input, index and journal side by side, in input order."""
-    rows = islice(source.rows(), limit)
+    rows = islice(source.rows(), index.input_rows)
     start = 0
     while batch := list(islice(rows, _SLICE_ROWS)):
         stop = start + len(batch)
         places = index.places_between(start, stop)
         for entry, raw in zip(index.window(start, stop), batch, strict=True):
-            turns = [read_record(journal.fd, at, length) for at, length in places.get(entry.pos, ())]
-            yield _Done(entry, raw, parse(raw), turns)
+            row = parse(raw)
+            entry.check(row)
+            yield _Done(entry, raw, row, read_turns(journal.fd, entry.key, places.get(entry.pos, ())))
         start = stop
+    if start != index.input_rows:
+        raise input_changed(f"it had {index.input_rows:,} rows, and has {start:,}")
 
 
 def _unfinished(done: _Done) -> dict[str, Any]:
@@ -354,8 +356,7 @@ def _reason_kind(why: str | None) -> str:
 def _manifest(
     settings: GenerateSettings, counts: Counts, totals: _Totals, sums: list[tuple[int, str]], files: list[Path]
 ) -> dict[str, Any]:
-    stored = settings.work_folder / "run.json"
-    run = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {"fingerprint": None, "changes": []}
+    run = read_run(settings.work_folder / "run.json")
     return {
         "schema": 1,
         "format": settings.format,

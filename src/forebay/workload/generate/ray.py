@@ -21,6 +21,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from forebay.errors import RefusedError, UsageError
 from forebay.workload.generate.dispatch import Dispatcher
 from forebay.workload.generate.index import Index
 from forebay.workload.generate.job import make_lane
-from forebay.workload.generate.journal import Journal, Record, read_record, scan
+from forebay.workload.generate.journal import Journal, history_digest, read_turns, scan
 from forebay.workload.generate.output import output_id, output_row
 from forebay.workload.generate.progress import Progress, Tally
 from forebay.workload.generate.rows import Malformed, Row, key_of, parse_row
@@ -91,7 +92,7 @@ class GenerateStage:
         self._folder = Path(folder)
         name = f"journal-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"
         self._journal = Journal(self._folder / name)
-        self._others = _OtherJournals(self._folder, self._journal.path)
+        self._journals = _FolderJournals(self._folder)
         self._loop = asyncio.new_event_loop()
         self._fleet = self._loop.run_until_complete(self._connect())
 
@@ -100,17 +101,16 @@ class GenerateStage:
         rows = [(row[_ROW].encode(), bytes.fromhex(row[_KEY]), row[_WHY]) for row in table.to_pylist()]
         index = Index(None)
         index.add_rows([(pos, key, None, why) for pos, (_, key, why) in enumerate(rows)])
-        self._others.refresh()
+        self._journals.refresh()
         for _, key, _ in rows:
             self._adopt(index, key)
-        index.forget_failed()
         source = _Batch([raw for raw, _, _ in rows])
         progress = Progress(len(rows), as_json=False, stream=io.StringIO())
         self._loop.run_until_complete(self._generate(source, index, progress))
         places = index.places_between(0, len(rows))
         out = []
         for entry, (raw, _, _) in zip(index.window(0, len(rows)), rows, strict=True):
-            turns = [read_record(self._journal.fd, at, length) for at, length in places.get(entry.pos, ())]
+            turns = read_turns(self._journal.fd, entry.key, places.get(entry.pos, ()))
             row = self._parse(raw)
             done = entry.state == "ok" and isinstance(row, Row)
             written = output_row(output_id(entry.key, row), row, turns) if done and isinstance(row, Row) else {}
@@ -132,7 +132,8 @@ class GenerateStage:
         now = fingerprint_of(self._settings, await fleet.first_ready())
         with (self._folder / "fingerprint.lock").open("wb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            check_fingerprint(self._folder / "run.json", now, allow_change=self._settings.allow_change)
+            begun = any(path.stat().st_size for path in self._folder.glob("journal*.log"))
+            check_fingerprint(self._folder / "run.json", now, begun=begun, allow_change=self._settings.allow_change)
         return fleet
 
     async def _generate(self, source: _Batch, index: Index, progress: Progress) -> None:
@@ -142,13 +143,15 @@ class GenerateStage:
         return parse_row(raw, field_name=self._settings.field_name)
 
     def _adopt(self, index: Index, key: bytes) -> None:
-        """Copy what others journalled of a row into our journal, so that it holds every row we finish."""
-        for record in self._others.records(key):
-            at, length = self._journal.append(record)
-            if record.t >= 0:
-                index.note_turn(key, record.t, at, length)
-            if record.e is not None:
-                index.note_end(key, record.e, record.w)
+        """Take what the folder's journals hold of a row into this actor's journal, which then holds every row it finishes."""
+        journal, places = self._journals.best(key)
+        if journal is None:
+            return
+        own = journal.path == self._journal.path
+        for record, (at, length) in zip(read_turns(journal.fd, key, places), places, strict=True):
+            if not own:
+                at, length = self._journal.append(record)
+            index.add_turn(record, at, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,42 +164,63 @@ class _Batch:
         return iter(self.raws)
 
 
-class _OtherJournals:
-    """What all other journals of the folder hold, by key; read on from where the last look ended. Kept on disk, not in memory."""
+@dataclass(slots=True)
+class _ReadJournal:
+    """A journal of the folder, read up to ``end``."""
 
-    def __init__(self, folder: Path, own: Path) -> None:
+    number: int
+    path: Path
+    fd: int
+    end: int = 0
+
+
+class _FolderJournals:
+    """The turns in all journals of the folder, by row and journal; kept on disk, not in memory."""
+
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._own = own
-        self._read: dict[Path, int] = {}
-        self._fds: list[int] = []
-        self._numbers: dict[Path, int] = {}
+        self._journals: list[_ReadJournal] = []
         self._db = sqlite3.connect(
             "", isolation_level=None, check_same_thread=False
         )  # a temporary file; Ray calls from threads in turn
         self._db.execute(
-            "CREATE TABLE records (key BLOB, turn INT, file INT, at INT, length INT, PRIMARY KEY (key, turn))"
+            "CREATE TABLE turns (key BLOB, journal INT, turn INT, at INT, length INT, before TEXT, after TEXT, ended INT, "
+            "PRIMARY KEY (key, journal, turn)) WITHOUT ROWID"
         )
 
     def refresh(self) -> None:
-        """Take in what was written since the last look."""
-        for path in sorted(self._folder.glob("journal*.log")):
-            if path == self._own:
-                continue
-            if path not in self._numbers:
-                self._numbers[path] = len(self._fds)
-                self._fds.append(os.open(path, os.O_RDONLY))
+        """Read what was written since the last time."""
+        known = {journal.path for journal in self._journals}
+        for path in sorted(set(self._folder.glob("journal*.log")) - known):
+            self._journals.append(_ReadJournal(len(self._journals), path, os.open(path, os.O_RDONLY)))
+        for journal in self._journals:
             self._db.execute("BEGIN")
-            for at, length, record in scan(path, self._read.get(path, 0)):
-                self._read[path] = at + length + 1
-                if record is not None:
-                    place = (bytes.fromhex(record.k), record.t, self._numbers[path], at, length)
-                    self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)", place)
+            for at, length, record in scan(journal.path, journal.end):
+                journal.end = at + length + 1
+                if record is not None and record.t >= 0:
+                    after = history_digest(record.b, record.c)
+                    turn = (record.t, at, length, record.b, after, record.e is not None)
+                    row = (bytes.fromhex(record.k), journal.number, *turn)
+                    self._db.execute("INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("COMMIT")
 
-    def records(self, key: bytes) -> list[Record]:
-        """A row's records, turns in order; the newest of each turn."""
-        found = self._db.execute("SELECT file, at, length FROM records WHERE key = ? ORDER BY turn", (key,)).fetchall()
-        return [read_record(self._fds[number], at, length) for number, at, length in found]
+    def best(self, key: bytes) -> tuple[_ReadJournal | None, list[tuple[int, int]]]:
+        """The journal that is furthest with a row, and where its turns are: those that follow from the turns before them."""
+        found = self._db.execute(
+            "SELECT journal, turn, at, length, before, after, ended FROM turns WHERE key = ? ORDER BY journal, turn",
+            (key,),
+        ).fetchall()
+        best: tuple[bool, int, int, list[tuple[int, int]]] = (False, 0, -1, [])
+        for number, turns in groupby(found, key=lambda turn: turn[0]):
+            places: list[tuple[int, int]] = []
+            history, over = "", False
+            for _, turn, at, length, before, after, ended in turns:
+                if over or turn != len(places) or before != history:
+                    break
+                places.append((at, length))
+                history, over = after, bool(ended)
+            best = max(best, (over, len(places), number, places))
+        return (self._journals[best[2]], best[3]) if best[3] else (None, [])
 
 
 def _hold(folder: Path) -> None:

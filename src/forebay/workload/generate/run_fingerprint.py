@@ -1,7 +1,12 @@
-"""What a run is tied to. Rows of one data set come from one model, one way of asking and one standard of acceptance."""
+"""The model, sampling and filters of a run, kept in ``run.json``: all rows of one data set are made with the same ones.
+
+``run.json`` is ``{"schema", "fingerprint", "changes", "checksum"}``. The checksum covers fingerprint and changes, so that damage is
+told from a changed setting.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,7 +17,7 @@ from forebay.errors import RefusedError
 from forebay.workload.generate.settings import GenerateSettings
 from forebay.workload.target import ServerIdentity
 
-__all__ = ["check_asked", "check_fingerprint", "fingerprint_of", "write_atomically"]
+__all__ = ["check_asked", "check_fingerprint", "fingerprint_of", "read_run", "write_atomically"]
 
 
 def fingerprint_of(settings: GenerateSettings, server: ServerIdentity) -> dict[str, Any]:
@@ -37,44 +42,85 @@ def fingerprint_of(settings: GenerateSettings, server: ServerIdentity) -> dict[s
     }
 
 
-def check_fingerprint(path: Path, now: Mapping[str, Any], *, allow_change: bool) -> list[str]:
+def check_fingerprint(path: Path, now: Mapping[str, Any], *, begun: bool, allow_change: bool) -> list[str]:
     """Compare with the stored fingerprint, storing ``now`` when there is none or when a change is allowed.
 
+    Args:
+        begun: the journal holds finished turns.
+
     Returns:
-        What changed, one text a field; empty when nothing did. Every accepted change stays listed in the file.
+        What changed, one text per field; empty when nothing did. Every accepted change stays listed in the file.
 
     Raises:
-        RefusedError: something changed and that was not asked for.
+        RefusedError: something changed, or the file is damaged or missing, and ``allow_change`` is not set.
     """
-    if not path.exists():
-        write_atomically(path, json.dumps({"schema": 1, "fingerprint": now, "changes": []}, indent=1).encode())
+    stored = _read_run(path, begun)
+    if stored is None:
+        _write_run(path, now, [])
         return []
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    changes = _differences(stored["fingerprint"], json.loads(json.dumps(now)))
+    if isinstance(stored, str):
+        changes, earlier = [stored], []
+        refusal = f"{stored}, so the model and settings of the finished turns are not known"
+    else:
+        changes = _differences(stored["fingerprint"], json.loads(json.dumps(now)))
+        earlier = stored["changes"]
+        refusal = f"this run was begun otherwise: {'; '.join(changes)} (recorded in {path})"
     if not changes:
         return []
     if not allow_change:
         raise RefusedError(
-            f"this run was begun otherwise: {'; '.join(changes)} (recorded in {path})",
+            refusal,
             fix="continue with the old settings, write to another output, or add --allow-change to mix both in one data set",
         )
-    record = {"schema": 1, "fingerprint": now, "changes": [*stored["changes"], changes]}
-    write_atomically(path, json.dumps(record, indent=1).encode())
+    _write_run(path, now, [*earlier, changes])
     return changes
 
 
-def check_asked(path: Path, settings: GenerateSettings) -> None:
+def check_asked(path: Path, settings: GenerateSettings, *, begun: bool) -> None:
     """Compare what is known without asking a server: sampling and gates. Nothing is stored.
 
     Raises:
-        RefusedError: they changed, and that was not asked for.
+        RefusedError: they changed, or the file is damaged or missing, and that was not asked for.
     """
-    if settings.allow_change or not path.exists():
+    stored = None if settings.allow_change else _read_run(path, begun)
+    if stored is None:
         return
-    stored = json.loads(path.read_text(encoding="utf-8"))["fingerprint"]
     asked = fingerprint_of(settings, ServerIdentity("", ""))
-    now = {**stored, "sampling": asked["sampling"], "gates": asked["gates"]}
-    check_fingerprint(path, now, allow_change=False)
+    kept = {} if isinstance(stored, str) else stored["fingerprint"]
+    now = {**kept, "sampling": asked["sampling"], "gates": asked["gates"]}
+    check_fingerprint(path, now, begun=begun, allow_change=False)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """The stored fingerprint and changes, for the manifest; both empty when every row was rejected before any was asked."""
+    stored = _read_run(path, begun=False)
+    if isinstance(stored, str):
+        raise RefusedError(stored, fix="add --allow-change to go on without it")
+    return stored or {"fingerprint": None, "changes": []}
+
+
+def _read_run(path: Path, begun: bool) -> dict[str, Any] | str | None:
+    """The stored record; a text that says what is wrong with it; None when there is none and none is needed."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return f"{path} is missing" if begun else None
+    try:
+        stored = json.loads(raw)
+        whole = stored["checksum"] == _checksum(stored["fingerprint"], stored["changes"])
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    return stored if whole else f"{path} is damaged"
+
+
+def _write_run(path: Path, fingerprint: Mapping[str, Any], changes: list[list[str]]) -> None:
+    checksum = _checksum(fingerprint, changes)
+    record = {"schema": 1, "fingerprint": fingerprint, "changes": changes, "checksum": checksum}
+    write_atomically(path, json.dumps(record, indent=1).encode())
+
+
+def _checksum(fingerprint: Mapping[str, Any], changes: list[list[str]]) -> str:
+    return hashlib.sha256(json.dumps([fingerprint, changes], sort_keys=True).encode()).hexdigest()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

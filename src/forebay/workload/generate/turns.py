@@ -9,6 +9,7 @@ from typing import Any
 
 from forebay.workload.answers import CompletionAnswer
 from forebay.workload.failures import FailureKind, RequestFailure
+from forebay.workload.generate.journal import history_digest
 from forebay.workload.generate.quality_filters import FilterAction, QualityFilter, check_answer
 from forebay.workload.generate.rows import Row
 from forebay.workload.generate.settings import GenerateSettings
@@ -20,12 +21,18 @@ _MORE_TOKENS_HELP = frozenset({QualityFilter.TRUNCATED, QualityFilter.UNCLOSED_R
 
 @dataclass(slots=True)
 class WorkItem:
-    """A row on its way: the answers so far move with it from server to server."""
+    """A pending row with its answers so far; ``history`` is their digest. Add answers with ``add``."""
 
     key: bytes
     row: Row
     answers: list[str] = field(default_factory=list)
+    history: str = ""
     tries: int = 0
+
+    def add(self, answer: str) -> None:
+        """Add the next turn's answer."""
+        self.answers.append(answer)
+        self.history = history_digest(self.history, answer)
 
     @property
     def hex_key(self) -> str:
