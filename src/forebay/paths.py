@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_dir", "home_dir", "runs_dir"]
+__all__ = ["cache_dir", "earlier_runs_dir", "home_dir", "runs_dir"]
 
 
 def home_dir() -> Path:
@@ -14,8 +14,13 @@ def home_dir() -> Path:
 
 
 def runs_dir() -> Path:
-    """One folder a run: ``run.json``, ``plan.json``, ``server.log``, ``events.jsonl``."""
+    """One folder per run: ``run.json``, ``plan.json``, ``server.log``, ``events.jsonl``."""
     return home_dir() / "runs"
+
+
+def earlier_runs_dir() -> Path:
+    """Ended runs whose name has been used again: ``NAME.1``, ``NAME.2`` and so on, a bounded number."""
+    return home_dir() / "earlier"
 
 
 def cache_dir() -> Path:

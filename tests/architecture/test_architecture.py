@@ -14,14 +14,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "forebay"
-OPERATOR = ("cli", "kv", "machine", "model", "planning", "servers", "operation", "workload")
+OPERATOR = ("cli", "kv", "machine", "model", "planning", "runs", "servers", "operation", "workload")
 
 # docs/architecture.md: imports follow the arrows only; a room may also skip a level downwards
 MAY_IMPORT: dict[str, set[str]] = {
-    "cli": {"operation", "planning", "workload", "servers", "machine", "model", "kv"},
-    "operation": {"servers", "machine", "model"},
+    "cli": {"operation", "planning", "workload", "runs", "servers", "machine", "model", "kv"},
+    "operation": {"runs", "servers", "machine", "model"},
     "planning": {"servers", "machine", "model", "kv"},
-    "workload": {"servers", "machine", "model"},
+    "workload": {"runs", "servers", "machine", "model"},
+    "runs": {"machine"},
     "servers": {"machine", "model"},
     "machine": set(),
     "model": set(),

@@ -84,7 +84,7 @@ class Case:
             "vllm": ("--model", str(model)),
         }
         argv = (*head[self.server], "--host", "127.0.0.1", "--port", str(port), *self.flags)
-        launch = server.adopt(argv, {}, installation, gpus=0)
+        launch = server.finalize_command(argv, {}, installation, gpus=0)
         return launch.argv, dict(launch.env)
 
 
@@ -97,7 +97,7 @@ class Serving:
         record = served.record(self.name)
         ready = next(event for event in served.events(self.name) if event["event"] == "ready")
         assert record["state"] == "ready"
-        assert ready["owner"]["pid"] == record["front"]["pid"]
+        assert ready["owner"]["pid"] == record["api_server"]["pid"]
         assert "1 token" in ready["evidence"][0]
         assert record["ready_after_s"] > 0
         assert {"loading"} <= {stage["name"] for stage in record["stages"]}
@@ -128,7 +128,7 @@ class Serving:
         record = served.record(self.name)
         waited = served("wait", record["url"] if "url" in record else f"http://127.0.0.1:{record['port']}", "--json")
         assert waited.code == 0
-        assert waited.event("ready")["owner"]["pid"] == record["front"]["pid"]
+        assert waited.event("ready")["owner"]["pid"] == record["api_server"]["pid"]
 
     def test_a_stopped_engine_is_hung_at_once_and_well_again_when_continued(self, case: Case, served: Driver) -> None:
         engine = pid_of(served.record(self.name), case.engine)
@@ -160,7 +160,7 @@ class Serving:
             send(LocalMachine(), address, "POST", resume, {}, timeout_s=10)
         assert served("wait", self.name, "--json").code == 0
 
-    def test_a_killed_engine_is_dead_before_its_front_is(self, case: Case, served: Driver) -> None:
+    def test_a_killed_engine_is_dead_before_its_api_server_is(self, case: Case, served: Driver) -> None:
         record = served.record(self.name)
         engine, pids = pid_of(record, case.engine), [int(pid) for pid in record["member_names"]]
         began = time.time()
@@ -177,17 +177,17 @@ class Serving:
 class Ending:
     """Starts that end from outside: each needs a server of its own."""
 
-    def test_a_killed_front_is_dead_and_down_ends_its_orphans(self, case: Case, driver: Driver) -> None:
+    def test_a_killed_api_server_is_dead_and_down_ends_its_orphans(self, case: Case, driver: Driver) -> None:
         up = case.up(driver, "orphans", "--detach", "--no-verify")
         assert up.code == 0, up.err[-2000:]
         record = driver.record("orphans")
-        front, pids = record["front"]["pid"], [int(pid) for pid in record["member_names"]]
+        api_server, pids = record["api_server"]["pid"], [int(pid) for pid in record["member_names"]]
         began = time.time()
-        os.kill(front, signal.SIGKILL)
+        os.kill(api_server, signal.SIGKILL)
         with Beat() as beat:
-            seen = gone_at(front)
+            seen = gone_at(api_server)
             dead = driver.wait_event("orphans", "dead", after=began, timeout_s=LATEST_S)
-        beat.assert_soon(f"{case.server}, front killed", dead["at"], seen)
+        beat.assert_soon(f"{case.server}, API server killed", dead["at"], seen)
         assert dead["cause"] == "front_killed", dead
         assert dead["exit_code"] == -9
         assert_nothing_left(driver, "orphans", pids)
@@ -197,7 +197,7 @@ class Ending:
         try:
             driver.wait_event("asked", "ready", timeout_s=case.ready_s)
             pids = [int(pid) for pid in driver.record("asked")["member_names"]]
-            os.kill(driver.record("asked")["front"]["pid"], signal.SIGTERM)
+            os.kill(driver.record("asked")["api_server"]["pid"], signal.SIGTERM)
             out, err = up.communicate(timeout=90)
         finally:
             up.kill()
@@ -293,7 +293,7 @@ class FailedStarts:
         assert_nothing_left(driver, "failing", [])
 
     def _assert_soon(self, case: Case, driver: Driver, name: str, up: Result, beat: Beat) -> None:
-        """From the first of: an error line read, the front's exit. The log's last write bounds it from outside."""
+        """From the first of: an error line read, the exit of the API server. The log's last write bounds it from outside."""
         first = min(event["at"] for event in up.events if event["event"] in ("log", "exited"))
         dead = up.event("dead")["at"]
         beat.assert_soon(f"{case.server}, {name}", dead, first)

@@ -8,7 +8,7 @@ from forebay.operation.watch.health_state import HealthState, HealthStateMachine
 from forebay.operation.watch.observation import Activity, Lost, Observation, Owner, OwnerKind, TokenState, Watched
 from forebay.servers.base import Condition, HealthReading, Role
 
-FRONT = Watched(10, Role.FRONT, "S", "python -m server")
+API_SERVER = Watched(10, Role.API_SERVER, "S", "python -m server")
 ENGINE = Watched(11, Role.ENGINE, "S", "engine")
 OURS = Owner(OwnerKind.OURS, 10, "python -m server")
 OTHER = Owner(OwnerKind.OTHER, 99, "python -m http.server")
@@ -18,7 +18,7 @@ TOKEN = TokenState(None, 0.0, None, "1 token")
 
 
 def seen(at: float, **fields: object) -> Observation:
-    base: dict[str, object] = {"pid_known": True, "processes": (FRONT, ENGINE)}
+    base: dict[str, object] = {"pid_known": True, "processes": (API_SERVER, ENGINE)}
     return Observation(at=at, **{**base, **fields})  # type: ignore[arg-type]
 
 
@@ -71,7 +71,7 @@ def test_a_ready_line_with_a_lost_port_is_dead_and_one_with_a_real_token_is_read
     assert run(HealthStateMachine(1, own=True), ready(0.0, error_line=line)) is HealthState.READY
 
 
-@pytest.mark.parametrize("role", [Role.FRONT, Role.ENGINE, Role.WORKER])
+@pytest.mark.parametrize("role", [Role.API_SERVER, Role.ENGINE, Role.WORKER])
 def test_a_lost_process_is_dead_at_once(role: Role) -> None:
     judge = HealthStateMachine(1, own=True)
     judge.look(ready(0.0))
@@ -85,13 +85,13 @@ def test_a_stopped_process_is_hung_at_once_and_ready_again_when_continued(letter
     judge = HealthStateMachine(1, own=True)
     judge.look(ready(0.0))
     stopped = Watched(11, Role.ENGINE, letter, "engine")
-    assert judge.look(ready(0.2, processes=(FRONT, stopped))).state is HealthState.HUNG
+    assert judge.look(ready(0.2, processes=(API_SERVER, stopped))).state is HealthState.HUNG
     assert judge.look(ready(0.4)).state is HealthState.READY
 
 
 def test_a_helper_that_is_stopped_hangs_nothing() -> None:
     helper = Watched(12, Role.HELPER, "T", "a debugger's child")
-    assert run(HealthStateMachine(1, own=True), ready(0.0, processes=(FRONT, ENGINE, helper))) is HealthState.READY
+    assert run(HealthStateMachine(1, own=True), ready(0.0, processes=(API_SERVER, ENGINE, helper))) is HealthState.READY
 
 
 def waiting(at: float, cpu: float, tokens: float | None = 0.0) -> Observation:

@@ -16,9 +16,9 @@ from operator_driving import process_state, until
 
 from forebay.machine.local import LocalMachine
 from forebay.machine.processes import ProcessId, identify
-from forebay.operation.records.owned_processes import owned_processes
-from forebay.operation.records.run_record import Run, RunRecord, create_run
 from forebay.operation.stop.stop_run import stop_run
+from forebay.runs.owned_processes import owned_processes
+from forebay.runs.run_record import Run, RunRecord, create_run
 
 MACHINE = LocalMachine()
 _PARENT = """
@@ -46,23 +46,21 @@ def tree() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(tree: list[subprocess.Popen[str]], parent: str = "pass", child: str = "pass") -> tuple[Run, list[int]]:
-    front = subprocess.Popen(
+    api_server = subprocess.Popen(
         [sys.executable, "-c", _PARENT.format(parent=parent, child=child)],
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    tree.append(front)
-    assert front.stdout is not None
-    below = int(front.stdout.readline())
+    tree.append(api_server)
+    assert api_server.stdout is not None
+    below = int(api_server.stdout.readline())
     time.sleep(0.3)  # the child's signal handler must be in place
-    run = create_run("one", replace=lambda _old: False)
-    who = identify(MACHINE, front.pid)
-    run.write(
-        RunRecord(
-            name="one", server="unknown", model="m", version="1", command=["x"], env={}, host="127.0.0.1", port=1,
-            run_id="one", created_at=time.time(), state="ready", front=who,
-        )
+    who = identify(MACHINE, api_server.pid)
+    record = RunRecord(
+        name="one", server="unknown", model="m", version="1", command=["x"], env={}, host="127.0.0.1", port=1,
+        run_id="one", created_at=time.time(), state="ready", api_server=who,
     )  # fmt: skip
-    return run, [front.pid, below]
+    run = create_run(record, replace=lambda _old: False)
+    return run, [api_server.pid, below]
 
 
 def reaped(tree: list[subprocess.Popen[str]]) -> None:
@@ -71,11 +69,11 @@ def reaped(tree: list[subprocess.Popen[str]]) -> None:
         process.poll()
 
 
-def test_front_and_child_end_and_the_proof_says_so(tree: list[subprocess.Popen[str]]) -> None:
+def test_api_server_and_child_end_and_the_proof_says_so(tree: list[subprocess.Popen[str]]) -> None:
     run, pids = start(tree)
     report = stop_run(MACHINE, run, drain_s=5.0, sleep=lambda s: (reaped(tree), time.sleep(s))[1])
     assert report.clean, report.proof
-    assert "SIGTERM to the front" in report.steps[0]
+    assert "SIGTERM to the API server" in report.steps[0]
     assert until(lambda: process_state(pids[1]) is None, 5.0)
     assert run.read().state == "stopped"
 
@@ -89,7 +87,7 @@ def test_what_ignores_sigterm_is_killed_after_its_time(tree: list[subprocess.Pop
     assert sum("SIGKILL" in step for step in report.steps) == 2
 
 
-def test_orphans_of_a_killed_front_are_found_by_their_session(tree: list[subprocess.Popen[str]]) -> None:
+def test_orphans_of_a_killed_api_server_are_found_by_their_session(tree: list[subprocess.Popen[str]]) -> None:
     run, pids = start(tree)
     os.kill(pids[0], signal.SIGKILL)
     tree[0].wait()
@@ -99,12 +97,12 @@ def test_orphans_of_a_killed_front_are_found_by_their_session(tree: list[subproc
     assert process_state(pids[1]) is None
 
 
-def test_a_stranger_with_the_number_of_the_front_is_left_alone(tree: list[subprocess.Popen[str]]) -> None:
+def test_a_stranger_with_the_number_of_the_api_server_is_left_alone(tree: list[subprocess.Popen[str]]) -> None:
     run, pids = start(tree)
     record = run.read()
-    assert record.front is not None
-    reused = ProcessId(pids[0], record.front.start_ticks - 500, record.front.boot_id)
-    run.update(lambda now: setattr(now, "front", reused))
+    assert record.api_server is not None
+    reused = ProcessId(pids[0], record.api_server.start_ticks - 500, record.api_server.boot_id)
+    run.update(lambda now: setattr(now, "api_server", reused))
     report = stop_run(MACHINE, run)
     assert report.steps == []
     assert process_state(pids[0]) in ("S", "R")
@@ -113,9 +111,9 @@ def test_a_stranger_with_the_number_of_the_front_is_left_alone(tree: list[subpro
 def test_after_a_reboot_nothing_is_signalled(tree: list[subprocess.Popen[str]]) -> None:
     run, pids = start(tree)
     record = run.read()
-    assert record.front is not None
-    before = ProcessId(pids[0], record.front.start_ticks, "another-boot")
-    run.update(lambda now: setattr(now, "front", before))
+    assert record.api_server is not None
+    before = ProcessId(pids[0], record.api_server.start_ticks, "another-boot")
+    run.update(lambda now: setattr(now, "api_server", before))
     report = stop_run(MACHINE, run)
     assert report.clean
     assert "rebooted" in report.steps[0]

@@ -193,7 +193,7 @@ def test_sglang_builds_the_planned_host_pool_to_the_token(small_llama: str, tp: 
         pytest.skip(f"no room for it here now: {made.problems[0].message}")
     port = free_port()
     command = [*made.command, "--host", "127.0.0.1", "--port", str(port)]
-    launch = server.adopt(command, made.env, installation, gpus=0)
+    launch = server.finalize_command(command, made.env, installation, gpus=0)
     with started(list(launch.argv), port, tmp_path / "sglang.log", dict(launch.env)) as running:
         text = running.log.read_text(errors="replace")
         info = running.get("/server_info")

@@ -125,7 +125,7 @@ def test_roles_survive_titles_that_hide_the_command_line() -> None:
         ProcessView(5, 3, "VLLM::Worker", "VLLM::Worker_TP0"),
         ProcessView(6, 1, "g++", "g++ -O3 x.cpp"),
     ]
-    expected = [Role.FRONT, Role.TRACKER, Role.ENGINE, Role.WORKER, Role.WORKER, Role.HELPER]
+    expected = [Role.API_SERVER, Role.TRACKER, Role.ENGINE, Role.WORKER, Role.WORKER, Role.HELPER]
     assert list(VLLM.roles(views, 1).values()) == expected
 
 
@@ -145,21 +145,23 @@ def test_sglang_on_a_cpu_gets_the_recipe_and_the_flags_that_evidence_needs(recip
         "--hicache-size",
         "2",
     )
-    launch = SGLANG.adopt(planned, {}, recipe, gpus=0)
+    launch = SGLANG.finalize_command(planned, {}, recipe, gpus=0)
     assert launch.argv[:2] == (str(recipe.python), f"{recipe.recipe}/launch.py")
     assert launch.argv.count("--enable-metrics") == 1
     assert flag_value(launch.argv, "--hicache-io-backend") == "direct"
     assert launch.env["SGLANG_USE_CPU_ENGINE"] == "1"
     assert {added.text for added in launch.added} >= {"--enable-metrics", "--enable-cache-report"}
-    again = SGLANG.adopt(launch.argv, {}, recipe, gpus=0)
+    again = SGLANG.finalize_command(launch.argv, {}, recipe, gpus=0)
     assert again.argv == launch.argv, "adopting twice adds nothing"
-    on_gpu = SGLANG.adopt(planned, {}, recipe, gpus=8)
+    on_gpu = SGLANG.finalize_command(planned, {}, recipe, gpus=8)
     assert on_gpu.argv[:3] == (str(recipe.python), "-m", "sglang.launch_server")
     assert not has_flag(on_gpu.argv, "--device")
 
 
 def test_vllm_gets_the_flag_that_evidence_needs_once(recipe: Installation) -> None:
-    launch = VLLM.adopt(("vllm", "serve", "--model", "/m", "--enable-prompt-tokens-details"), {}, recipe, gpus=1)
+    launch = VLLM.finalize_command(
+        ("vllm", "serve", "--model", "/m", "--enable-prompt-tokens-details"), {}, recipe, gpus=1
+    )
     assert launch.argv[:3] == (str(recipe.python), "-m", "vllm.entrypoints.openai.api_server")
     assert launch.argv.count("--enable-prompt-tokens-details") == 1
     assert launch.added == ()
@@ -174,12 +176,15 @@ def test_the_users_own_flags_win() -> None:
 
 
 def test_lower_tiers_are_what_was_asked_for() -> None:
-    assert SGLANG.lower_tiers(("--enable-hierarchical-cache", "--hicache-storage-backend", "file")) == ("host", "disk")
-    assert SGLANG.lower_tiers(()) == ()
+    assert SGLANG.offload_tiers(("--enable-hierarchical-cache", "--hicache-storage-backend", "file")) == (
+        "host",
+        "disk",
+    )
+    assert SGLANG.offload_tiers(()) == ()
     config = '{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}'
     assert connector_of(("--kv-transfer-config", config)) == "ExampleConnector"
-    assert VLLM.lower_tiers(("--kv-offloading-size", "4")) == ("host", "disk", "external")
-    assert EMBEDDED.lower_tiers(("--host-cache", "1GB")) == ("host",)
+    assert VLLM.offload_tiers(("--kv-offloading-size", "4")) == ("host", "disk", "external")
+    assert EMBEDDED.offload_tiers(("--host-cache", "1GB")) == ("host",)
 
 
 def test_a_rewritten_setting_is_seen_in_the_servers_own_report() -> None:

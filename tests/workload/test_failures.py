@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from forebay.runs.run_record import RunRecord, create_run
 from forebay.workload.client import Client
 from forebay.workload.failures import FailureKind, RequestFailure, kind_of_status
 from forebay.workload.generate.dispatch import Dispatcher
@@ -71,9 +71,20 @@ async def test_an_error_inside_a_stream_is_one_though_the_stream_ends_well(error
 def test_a_run_s_address_is_one_that_can_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, url: str
 ) -> None:
-    monkeypatch.setattr("forebay.workload.target.runs_dir", lambda: tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "run.json").write_text(json.dumps({"host": host, "port": 8000}))
+    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
+    record = RunRecord(
+        name="mine",
+        server="vllm",
+        model="m",
+        version="1",
+        command=[],
+        env={},
+        host=host,
+        port=8000,
+        run_id="1",
+        created_at=0.0,
+    )
+    create_run(record, replace=lambda _old: False)
     assert resolve("mine") == url
 
 

@@ -19,13 +19,13 @@ def command(name: str, drain_seconds: float | None, as_json: bool) -> int:
     """End the run NAME: what it owns, and nothing else.
 
     SIGTERM, time to drain, SIGKILL to its own session; orphaned engines too. Then the proof: processes, port, device
-    memory, host memory, /dev/shm. Works after the front was killed, without the supervisor, and after a reboot.
+    memory, host memory, /dev/shm. Works after the API server was killed, without the supervisor, and after a reboot.
 
     Exit 0 nothing is left, 8 something is (it says what, and who holds it).
     """
     from forebay.machine.local import LocalMachine
-    from forebay.operation.records.run_record import open_run
     from forebay.operation.stop.stop_run import stop_run
+    from forebay.runs.run_record import open_run
 
     run = open_run(name)
     tell = (lambda _text: None) if as_json else click.echo

@@ -19,7 +19,7 @@ __all__ = ["command"]
 @click.option("--path", "path_only", is_flag=True, help="Print the file's path only.")
 def command(name: str, follow: bool, lines: int, events: bool, path_only: bool) -> int:
     """Show the log of the run NAME."""
-    from forebay.operation.records.run_record import open_run
+    from forebay.runs.run_record import open_run
 
     run = open_run(name)
     path = run.events_path if events else run.log_path

@@ -18,15 +18,13 @@ __all__ = ["command"]
 def command(name: str | None, everything: bool, as_json: bool) -> int:
     """The runs on this machine: stage or state, age, memory, tokens per second.
 
-    A run that ended is shown with --all, or while something of it is left.
+    A run that ended is shown with --all, or while something of it is left. Of each name the last 10 ended runs are kept
+    (NAME.1, NAME.2, ...), 100 over all names; `up` removes older ones.
     """
     from forebay.machine.local import LocalMachine
-    from forebay.operation.records.run_list import overview
-    from forebay.operation.records.run_record import open_run
+    from forebay.operation.status import overview
 
-    if name is not None:
-        open_run(name)
-    rows = [row for row in overview(LocalMachine()) if name in (None, row.name)]
+    rows = overview(LocalMachine(), name=name, earlier=everything)
     if not everything and name is None:
         rows = [row for row in rows if row.state not in ("dead", "stopped") or row.processes]
     if as_json:

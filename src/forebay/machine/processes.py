@@ -20,12 +20,10 @@ __all__ = [
     "boot_id",
     "descendants",
     "environment",
-    "group_members",
     "identify",
     "io_bytes",
     "is_running",
     "look",
-    "pss_bytes",
     "send_signal",
     "session_members",
     "uptime_s",
@@ -159,11 +157,6 @@ def session_members(processes: Iterable[ProcessInfo], sid: int) -> list[ProcessI
     return [info for info in processes if info.sid == sid]
 
 
-def group_members(processes: Iterable[ProcessInfo], pgid: int) -> list[ProcessInfo]:
-    """Every process of process group ``pgid``."""
-    return [info for info in processes if info.pgid == pgid]
-
-
 def io_bytes(machine: Machine, pid: int) -> IoBytes | None:
     """What a process has read and written; None where it is gone or may not be read."""
     try:
@@ -172,17 +165,6 @@ def io_bytes(machine: Machine, pid: int) -> IoBytes | None:
         return None
     names = ("rchar", "wchar", "read_bytes", "write_bytes")
     return IoBytes(*(int(pairs.get(name, 0)) for name in names))
-
-
-def pss_bytes(machine: Machine, pid: int) -> int | None:
-    """Resident bytes with shared pages divided among their users (smaps_rollup); None where it may not be read."""
-    try:
-        for line in machine.read(f"/proc/{pid}/smaps_rollup").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
 
 
 def environment(machine: Machine, pid: int) -> dict[str, str] | None:

@@ -58,7 +58,7 @@ def wait_for(machine: Machine, target: Target, waiting: Waiting, show: Callable[
             evidence = [*watcher.verdict.evidence, f"last stage: {stage or 'none seen'}"]
             show(_line("time_is_up", state=state.value, stage=stage, percent=percent, evidence=evidence))
             return ExitCode.TIME_IS_UP
-        if server.name == "unknown" and watcher.sampler.front is not None:
+        if server.name == "unknown" and watcher.sampler.api_server is not None:
             better = guess_server(machine, target)
             if better.name != "unknown":
                 server, watcher = better, _watch(machine, target, better, waiting)
@@ -69,7 +69,7 @@ def wait_for(machine: Machine, target: Target, waiting: Waiting, show: Callable[
 def _watch(machine: Machine, target: Target, server: Server, waiting: Waiting) -> Watcher:
     log = LogFollower(machine, target.log, server.name) if target.log is not None else None
     return Watcher(
-        machine, server, target.address, front=target.front, own=target.front is not None,
+        machine, server, target.address, api_server=target.api_server, own=target.api_server is not None,
         session=target.run is not None, log=log, limits=waiting.limits, pace=Pace(),
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ def _watch(machine: Machine, target: Target, server: Server, waiting: Waiting) -
 def _dead(
     machine: Machine, target: Target, server: Server, watcher: Watcher, show: Callable[[Mapping[str, Any]], None]
 ) -> ExitCode:
-    """A death settles for a second: the front follows its worker, and the log gets its last words."""
+    """A death settles for a second: the API server follows its worker, and the log gets its last words."""
     deadline = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline:
         watcher.step()

@@ -33,7 +33,7 @@ __all__ = [
 class Role(StrEnum):
     """What a process of a server is for. Every role but HELPER is essential: its death is the server's."""
 
-    FRONT = "front"
+    API_SERVER = "api_server"
     ENGINE = "engine"
     WORKER = "worker"
     TRACKER = "tracker"  # multiprocessing's resource tracker: unlinks shared memory when all others are gone
@@ -164,8 +164,8 @@ class ShutdownPolicy:
     Attributes:
         repeat_term_s: while loading, one SIGTERM may be ignored: send it again this often.
         loading_kills_engine: SIGKILL of its engine is the quickest clean abort of a load.
-        engine_term_s: after the front is gone, an engine is given SIGTERM and this long to leave.
-        drain_s: how long a serving front may take to drain before SIGKILL.
+        engine_term_s: after the API server is gone, an engine is given SIGTERM and this long to leave.
+        drain_s: how long a serving API server may take to drain before SIGKILL.
     """
 
     repeat_term_s: float = 3.0
@@ -193,7 +193,7 @@ class Server(Protocol):
     distributions: tuple[str, ...]  # names its package is published under
     health_path: str
     health_generates: bool  # its health check itself generates a token
-    stop_habits: ShutdownPolicy
+    shutdown_policy: ShutdownPolicy
     pause_paths: tuple[str, ...]  # asked when a server that is up does not generate
     info_paths: tuple[str, ...]  # asked for the settings in effect
     flush_path: str | None  # POST drops the device copies of cached pages, and nothing else
@@ -206,18 +206,20 @@ class Server(Protocol):
             UsageError: something in the request has no flag in this server.
         """
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
+    def finalize_command(
+        self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int
+    ) -> Launch:
         """A planned command made to run here: this installation's interpreter, evidence flags added.
 
         Args:
             gpus: accelerators of this machine; 0 starts on the CPU.
         """
 
-    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+    def env_for_planning(self, installation: Installation) -> Mapping[str, str]:
         """Variables that tell the planner what this installation is; they stay in the command's environment."""
 
-    def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
-        """The role of each process of the tree under ``front`` (orphans of it included)."""
+    def roles(self, processes: Sequence[ProcessView], api_server: int) -> dict[int, Role]:
+        """The role of each process of the tree under ``api_server`` (orphans of it included)."""
 
     def read_health(self, answer: ServerAnswer) -> HealthReading:
         """The meaning of an answer of ``health_path``."""
@@ -225,11 +227,11 @@ class Server(Protocol):
     def read_pause(self, answers: Mapping[str, ServerAnswer]) -> str | None:
         """Evidence that generation was paused on request, from the answers of ``pause_paths``; None: it was not, or unknown."""
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
+    def build_probe_request(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """A greedy request of ``tokens`` tokens."""
 
     def read_token(self, answer: ServerAnswer) -> TokenReading:
-        """Whether ``answer`` to ``token_ask`` holds a token."""
+        """Whether ``answer`` to ``build_probe_request`` holds a token."""
 
     def counters(self, metrics: str) -> Counters:
         """The counters in the text of /metrics."""
@@ -237,7 +239,7 @@ class Server(Protocol):
     def info(self, answers: Mapping[str, ServerAnswer], metrics: str) -> Mapping[str, object]:
         """What ``settings`` reads, from the answers of ``info_paths`` and the text of /metrics."""
 
-    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+    def offload_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The tiers below the device that ``argv`` asks for; a hit in any of them proves the cache."""
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:

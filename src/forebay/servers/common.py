@@ -21,7 +21,7 @@ from forebay.servers.http_client import ServerAnswer
 
 __all__ = [
     "common_flags",
-    "completion_ask",
+    "completion_request",
     "cpu_bind",
     "environment_path",
     "first_model",
@@ -79,7 +79,7 @@ def first_model(answer: ServerAnswer) -> str | None:
     return None
 
 
-def completion_ask(model: str | None, prompt: str, tokens: int) -> ProbeRequest:
+def completion_request(model: str | None, prompt: str, tokens: int) -> ProbeRequest:
     """``POST /v1/completions``, greedy."""
     body: dict[str, object] = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
     if model is not None:
@@ -123,21 +123,21 @@ def refused_or_silent(answer: ServerAnswer, path: str) -> HealthReading:
 
 
 def tree_roles(
-    processes: Sequence[ProcessView], front: int, titles: Mapping[str, Role], *, every_python: Role | None = None
+    processes: Sequence[ProcessView], api_server: int, titles: Mapping[str, Role], *, every_python: Role | None = None
 ) -> dict[int, Role]:
     """Roles by process title, and by parentage where no title is set yet.
 
     Args:
         processes: the tree, orphans included.
-        front: pid of the process that was launched.
+        api_server: pid of the process that was launched.
         titles: words of a title -> its role; titles overwrite argv, so model and port are gone from it.
         every_python: the role of a multiprocessing child that has no title (yet).
     """
     roles: dict[int, Role] = {}
     for process in processes:
         words = process.command.strip()
-        if process.pid == front:
-            roles[process.pid] = Role.FRONT
+        if process.pid == api_server:
+            roles[process.pid] = Role.API_SERVER
         elif "resource_tracker" in words:
             roles[process.pid] = Role.TRACKER
         elif (titled := next((role for title, role in titles.items() if title in words), None)) is not None:

@@ -23,7 +23,7 @@ from forebay.servers.base import (
 )
 from forebay.servers.common import (
     common_flags,
-    completion_ask,
+    completion_request,
     flags_of,
     read_completion,
     refused_or_silent,
@@ -48,7 +48,7 @@ class Embedded:
     distributions: tuple[str, ...] = ("forebay",)
     health_path = "/health"
     health_generates = False
-    stop_habits = ShutdownPolicy(drain_s=30.0)
+    shutdown_policy = ShutdownPolicy(drain_s=30.0)
     pause_paths: tuple[str, ...] = ()
     info_paths: tuple[str, ...] = ("/server_info",)
     flush_path: str | None = "/flush_cache?tier=device"
@@ -61,19 +61,23 @@ class Embedded:
             flags += ["--write-policy", request.write_policy]
         return (*flags, *request.extra)
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
-        """See ``Server.adopt``. The head is everything up to ``serve``; the model follows it."""
+    def finalize_command(
+        self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int
+    ) -> Launch:
+        """See ``Server.finalize_command``. The head is everything up to ``serve``; the model follows it."""
         words = list(argv)
         rest = words[words.index("serve") + 1 :] if "serve" in words else list(flags_of(argv))
         return Launch((*_head(installation), *rest), dict(env))
 
-    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+    def env_for_planning(self, installation: Installation) -> Mapping[str, str]:
         """None: its flags say it all."""
         return {}
 
-    def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
+    def roles(self, processes: Sequence[ProcessView], api_server: int) -> dict[int, Role]:
         """See ``Server.roles``. One worker process a rank, rank 0 with the scheduler."""
-        return tree_roles(processes, front, {"forebay.engine.worker.process": Role.ENGINE}, every_python=Role.WORKER)
+        return tree_roles(
+            processes, api_server, {"forebay.engine.worker.process": Role.ENGINE}, every_python=Role.WORKER
+        )
 
     def read_health(self, answer: ServerAnswer) -> HealthReading:
         """200 is up; 503 carries ``stage`` and ``percent`` while it starts."""
@@ -97,9 +101,9 @@ class Embedded:
         """It cannot be paused."""
         return None
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
+    def build_probe_request(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """``POST /v1/completions``."""
-        return completion_ask(model, prompt, tokens)
+        return completion_request(model, prompt, tokens)
 
     def read_token(self, answer: ServerAnswer) -> TokenReading:
         """See ``Server.read_token``."""
@@ -132,7 +136,7 @@ class Embedded:
         body = answers["/server_info"].json() if "/server_info" in answers else None
         return body if isinstance(body, dict) else {}
 
-    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+    def offload_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
         """What --host-cache and --disk-cache ask for."""
         return tuple(tier for tier in ("host", "disk") if flag_value(argv, f"--{tier}-cache") is not None)
 

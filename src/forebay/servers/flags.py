@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["flag_value", "has_flag", "with_flag", "without_flag"]
+__all__ = ["flag_value", "has_flag", "with_flag"]
 
 
 def has_flag(argv: Sequence[str], *names: str) -> bool:
@@ -30,17 +30,3 @@ def with_flag(argv: Sequence[str], name: str, value: str | None = None, *spellin
     if has_flag(argv, name, *spellings):
         return tuple(argv)
     return (*argv, name) if value is None else (*argv, name, value)
-
-
-def without_flag(argv: Sequence[str], *names: str) -> tuple[str, ...]:
-    """``argv`` without ``names`` and their values (flags that take a value only)."""
-    kept: list[str] = []
-    skip = False
-    for word in argv:
-        if skip:
-            skip = False
-        elif word in names:
-            skip = True
-        elif not any(word.startswith(name + "=") for name in names):
-            kept.append(word)
-    return tuple(kept)

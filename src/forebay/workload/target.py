@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import UsageError
-from forebay.paths import runs_dir
+from forebay.runs.run_record import all_runs, find_run
 from forebay.workload.client import Client
 from forebay.workload.failures import RequestFailure
 
@@ -61,29 +61,17 @@ def resolve(name: str) -> str:
     """
     if "://" in name:
         return name.rstrip("/").removesuffix("/v1")
-    record = runs_dir() / name / "run.json"
-    if record.is_file():
-        return _run_url(name, json.loads(record.read_text(encoding="utf-8")))
+    run = find_run(name)
+    if run is not None:
+        return run.read().url
     host, _, port = name.rpartition(":")
     if port.isdigit():
         return f"http://{host or '127.0.0.1'}:{port}"
-    known = sorted(path.parent.name for path in runs_dir().glob("*/run.json"))
+    known = sorted(run.name for run in all_runs())
     runs = f"; runs here: {', '.join(known)}" if known else "; there are no runs here"
     raise UsageError(
         f"{name!r} is neither an address nor a run{runs}", fix="give http://HOST:PORT, or `forebay up` first"
     )
-
-
-def _run_url(name: str, record: Mapping[str, Any]) -> str:
-    url = record.get("url")
-    if isinstance(url, str) and url:
-        return url.rstrip("/")
-    port = record.get("port")
-    if not isinstance(port, int):
-        raise UsageError(f"run {name!r} records no address", fix="give the server's address instead")
-    host = str(record.get("host") or "127.0.0.1")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def is_ready(client: Client, *, timeout_s: float = 5.0) -> bool:

@@ -14,8 +14,8 @@ from forebay.machine.interface import Machine
 from forebay.operation.doctor import Diagnosis as DoctorAnswer
 from forebay.operation.doctor import Observations, SourceLog, diagnose, read_file
 from forebay.operation.doctor.run_folder import diagnose_run as ask_doctor
-from forebay.operation.records.run_record import Run
 from forebay.operation.watch.observation import DeathObservation, OwnerKind
+from forebay.runs.run_record import Run
 from forebay.servers.base import Role
 
 __all__ = ["DiagnosisSummary", "diagnose_log", "diagnose_run"]
@@ -52,7 +52,7 @@ def diagnose_log(log: str | None, server: str, seen: DeathObservation) -> Diagno
             sources = [read_file(Path(log))]
         except OSError:
             sources = []
-    exit_code = next((lost.exit_code for lost in seen.lost if lost.role is Role.FRONT), None)
+    exit_code = next((lost.exit_code for lost in seen.lost if lost.role is Role.API_SERVER), None)
     if not sources:
         return _weighed(DiagnosisSummary(Cause.UNKNOWN), seen)
     known = server if server in ("embedded", "sglang", "vllm") else None
@@ -75,7 +75,7 @@ def _weighed(told: DiagnosisSummary, seen: DeathObservation) -> DiagnosisSummary
     own = _from_watch(seen)
     if own is not None:
         return own
-    front_first = bool(seen.lost) and seen.lost[0].role is Role.FRONT
+    front_first = bool(seen.lost) and seen.lost[0].role is Role.API_SERVER
     if told.cause is Cause.UNKNOWN and front_first and seen.lost[0].exit_code in _WANTED_EXITS:
         # nothing in the log is wrong, and the front left by itself with the exit of a wanted stop
         return DiagnosisSummary(Cause.STOPPED_ON_REQUEST, (*told.evidence, seen.lost[0].describe()), None)
@@ -90,7 +90,7 @@ def _from_watch(seen: DeathObservation) -> DiagnosisSummary | None:
     if first is None:
         return None
     fix = "look for who killed it: the kernel log says whether memory ran out"
-    if first.role is not Role.FRONT:
+    if first.role is not Role.API_SERVER:
         return DiagnosisSummary(Cause.WORKER_KILLED, (first.describe(),), fix)
     if first.exit_code is not None and first.exit_code == -9:
         return DiagnosisSummary(Cause.FRONT_KILLED, (first.describe(),), fix)

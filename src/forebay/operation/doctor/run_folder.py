@@ -13,8 +13,7 @@ from forebay.machine.processes import is_running, look, uptime_s
 from forebay.operation.doctor.choose import diagnose
 from forebay.operation.doctor.reading import SourceLog, read_file
 from forebay.operation.doctor.records import Diagnosis, Observations
-from forebay.operation.records.run_record import Run, RunRecord, all_runs
-from forebay.paths import runs_dir
+from forebay.runs.run_record import Run, RunRecord, all_runs, find_run
 
 __all__ = ["diagnose_named", "diagnose_run", "observe"]
 
@@ -59,7 +58,7 @@ def observe(machine: Machine, record: RunRecord, *, oom_kills: int | None = None
         record: the run.
         oom_kills: kills by the run's memory controller since it began, where somebody counted before and after.
     """
-    members = [who for who in (record.front, *record.members) if who is not None]
+    members = [who for who in (record.api_server, *record.members) if who is not None]
     states = {}
     for who in members:
         if is_running(machine, who):
@@ -104,8 +103,7 @@ def _run_of(name: str) -> Run | None:
         return Run(path)
     if path.exists() or "/" in name:
         return None
-    run = Run(runs_dir() / name)
-    return run if (run.folder / "run.json").is_file() else None
+    return find_run(name)
 
 
 def _logs_of(name: str) -> list[SourceLog]:

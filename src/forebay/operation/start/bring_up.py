@@ -12,8 +12,6 @@ from typing import Any, Literal
 from forebay.errors import DeadError, ExitCode, RefusedError, UsageError
 from forebay.machine.interface import Machine
 from forebay.machine.processes import is_running
-from forebay.operation.records.event_tail import EventTail
-from forebay.operation.records.run_record import Run
 from forebay.operation.start.inputs import (
     first_free_port,
     free_run_name,
@@ -29,6 +27,8 @@ from forebay.operation.start.question import Question, ask, how_to_ask
 from forebay.operation.stop.stop_run import stop_run
 from forebay.operation.watch.health_state import Limits
 from forebay.operation.watch.stage_times import stage_lines
+from forebay.runs.event_tail import EventTail
+from forebay.runs.run_record import Run
 from forebay.servers.base import Launch, StartRequest
 from forebay.servers.common import first_model
 from forebay.servers.flags import flag_value
@@ -167,7 +167,7 @@ class BringUp:
         )  # fmt: skip
         self._say(f"{name} {installation.version}: plan and preflight took {time.monotonic() - self._began:.2f} s")
         limits = Limits(hang_s=options.hang_seconds, stall_s=options.stall_seconds)
-        launch_run(self._machine, start, gpus=gpus, plan=document, limits=limits, created=self._created)
+        launch_run(self._machine, start, gpus=gpus, plan=document, limits=limits, created=self._created, say=self._say)
 
     def _created(self, run: Run) -> None:
         """From here on Ctrl-C has something to end."""
@@ -205,18 +205,20 @@ class BringUp:
                 raise UsageError(f"{options.model} has decided {words} already", fix="plan again, or leave it out")
             self._refuse(bool(saved.get("fits", True)), saved.get("problems", ()))
             argv = [*saved["command"], *server.flags(self._request(saved["command"]))]
-            return server.adopt(argv, saved.get("env", {}), installation, gpus=gpus), Path(options.model).read_bytes()
+            return server.finalize_command(argv, saved.get("env", {}), installation, gpus=gpus), Path(
+                options.model
+            ).read_bytes()
         assert options.host_cache != "auto"
         request = UpPlanRequest(
             local_model(options.model, name), name, installation.version, options.tp, options.context, options.host_cache,
             options.device_cache if name == "embedded" else None, tuple(server.flags(self._request(()))),
-            {**pool_variables(), **server.planning_env(installation)},
+            {**pool_variables(), **server.env_for_planning(installation)},
         )  # fmt: skip
         plan = self._plan(request, self._machine)
         document = plan.document
         self._show(_event("plan", fits=plan.fits, problems=document["problems"], warnings=document["warnings"]))
         self._refuse(plan.fits, document["problems"])
-        launch = server.adopt(plan.command, plan.env, installation, gpus=gpus)
+        launch = server.finalize_command(plan.command, plan.env, installation, gpus=gpus)
         return launch, json.dumps(document, indent=1).encode()
 
     def _request(self, planned: Sequence[str]) -> StartRequest:

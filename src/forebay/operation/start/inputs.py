@@ -13,10 +13,10 @@ from typing import Any
 from forebay.errors import RefusedError, UsageError
 from forebay.machine.interface import Machine
 from forebay.machine.memory import read_memory
-from forebay.operation.records.owned_processes import owned_processes
-from forebay.operation.records.run_record import Run
 from forebay.operation.start.preflight import port_findings
 from forebay.paths import runs_dir
+from forebay.runs.owned_processes import owned_processes
+from forebay.runs.run_record import Run
 
 __all__ = ["first_free_port", "free_run_name", "local_model", "modest_host_cache", "pool_variables", "saved_plan"]
 

@@ -10,12 +10,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from forebay.errors import DeadError
+from forebay.errors import DeadError, UsageError
 from forebay.machine.interface import GpuReading, Machine
-from forebay.operation.records.owned_processes import owned_processes
-from forebay.operation.records.run_record import Run, RunRecord, create_run
 from forebay.operation.start.preflight import baseline
 from forebay.operation.watch.health_state import Limits
+from forebay.runs.earlier_runs import KEPT_IN_ALL, KEPT_PER_NAME, prune_runs
+from forebay.runs.owned_processes import owned_processes
+from forebay.runs.run_record import Run, RunRecord, create_run, this_operator
 from forebay.servers.base import Launch
 
 __all__ = ["Start", "launch_run"]
@@ -33,6 +34,7 @@ class Start:
     port: int
     launch: Launch
     asked: Mapping[str, str]
+    started_by: str = ""
 
 
 def launch_run(
@@ -43,41 +45,55 @@ def launch_run(
     plan: bytes | None = None,
     limits: Limits | None = None,
     created: Callable[[Run], None] = lambda _run: None,
+    say: Callable[[str], None] = lambda _text: None,
 ) -> Run:
     """Create the run and start its supervisor, which starts the server.
 
     Args:
-        created: called with the run before anything of it is started: what a Ctrl-C from then on must end.
+        created: called with the run before any process of it is started: what a Ctrl-C from then on must end.
+        say: takes lines for a person.
 
     Raises:
         RefusedError: a run of that name is still there.
         DeadError: the supervisor could not start it.
     """
-    run = create_run(start.name, replace=lambda old: old.ended and not owned_processes(machine, old))
-    run.events_path.unlink(missing_ok=True)
+    record = RunRecord(
+        name=start.name,
+        server=start.server,
+        model=start.model,
+        version=start.version,
+        command=list(start.launch.argv),
+        env=dict(start.launch.env),
+        host=start.host,
+        port=start.port,
+        run_id=uuid.uuid4().hex,
+        created_at=time.time(),
+        state_since=time.time(),
+        started_by=start.started_by or this_operator(),
+        asked=dict(start.asked),
+        added=[f"{added.text}: {added.why}" for added in start.launch.added],
+        baseline=baseline(machine, gpus),
+    )
+    run = create_run(record, replace=lambda old: old.ended and not owned_processes(machine, old))
+    created(run)
     if plan is not None:
         run.plan_path.write_bytes(plan)
-    run.write(
-        RunRecord(
-            name=start.name,
-            server=start.server,
-            model=start.model,
-            version=start.version,
-            command=list(start.launch.argv),
-            env=dict(start.launch.env),
-            host=start.host,
-            port=start.port,
-            run_id=uuid.uuid4().hex,
-            created_at=time.time(),
-            state_since=time.time(),
-            asked=dict(start.asked),
-            added=[f"{added.text}: {added.why}" for added in start.launch.added],
-            baseline=baseline(machine, gpus),
+    removed = prune_runs(start.name, may_remove=lambda folder: _has_ended(machine, Run(folder)))
+    if removed:
+        say(
+            f"removed {removed} earlier run{'s' if removed > 1 else ''}: the last {KEPT_PER_NAME} of a name "
+            f"and {KEPT_IN_ALL} in all are kept"
         )
-    )
-    created(run)
     _supervise(run, limits or Limits())
     return run
+
+
+def _has_ended(machine: Machine, run: Run) -> bool:
+    try:
+        record = run.read()
+    except UsageError:  # unreadable: it is left for a person to look at
+        return False
+    return record.ended and not owned_processes(machine, record)
 
 
 def _supervise(run: Run, limits: Limits) -> None:
@@ -105,7 +121,7 @@ def _wait_until_launched(run: Run, child: subprocess.Popen[bytes]) -> None:
     """
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        if run.read().front is not None:
+        if run.read().api_server is not None:
             return
         code = child.poll()
         if code is not None:

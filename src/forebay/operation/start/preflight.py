@@ -18,9 +18,9 @@ from forebay.machine.memory import limits, read_memory
 from forebay.machine.ports import PortState, port_report
 from forebay.machine.processes import all_processes, look
 from forebay.machine.shm import shm_files
-from forebay.operation.records.owned_processes import owned_processes
-from forebay.operation.records.run_record import Baseline, Run, all_runs
 from forebay.paths import home_dir
+from forebay.runs.owned_processes import owned_processes
+from forebay.runs.run_record import Baseline, Run, all_runs
 from forebay.sizes import format_binary, format_size
 
 __all__ = ["Finding", "baseline", "port_findings", "preflight", "refuse_if_needed"]

@@ -3,7 +3,7 @@
     python -m forebay.operation.start.supervisor RUN_FOLDER
 
 It leads a session of its own, so it survives the terminal; the server leads another, so that one signal never hits both. As
-the subreaper it inherits the server's orphans (a vLLM engine whose front was SIGKILLed), so none is left as a zombie. It
+the subreaper it inherits the server's orphans (a vLLM engine whose api_server was SIGKILLed), so none is left as a zombie. It
 never restarts anything. SIGTERM asks it to end the run. It stays until the last process of the run is gone.
 """
 
@@ -26,13 +26,14 @@ from forebay.machine.interface import Child, Machine
 from forebay.machine.local import LocalMachine
 from forebay.machine.processes import identify
 from forebay.machine.shm import shm_files
-from forebay.operation.records.run_record import Run, RunRecord, all_runs
 from forebay.operation.watch.health_state import HealthState, Limits
 from forebay.operation.watch.log_follower import LogFollower
 from forebay.operation.watch.observation import describe_exit
-from forebay.operation.watch.stage_times import compare
+from forebay.operation.watch.stage_times import compare, seconds_per_stage
 from forebay.operation.watch.watcher import Event, Watcher
 from forebay.paths import home_dir
+from forebay.runs.run_record import Run, RunRecord
+from forebay.runs.start_times import earlier_start_times, note_start_times
 from forebay.servers.http_client import Address
 from forebay.servers.registry import server_named
 
@@ -59,16 +60,16 @@ def launch(run: Run, machine: Machine, limits: Limits) -> tuple[Child, Watcher]:
         run.update(lambda now: _end(now, "dead", evidence=[why]))
         run.event("dead", evidence=[why])
         raise DeadError(why) from error
-    front, me = identify(machine, child.pid), identify(machine, os.getpid())
+    api_server, me = identify(machine, child.pid), identify(machine, os.getpid())
     log = LogFollower(machine, str(run.log_path), record.server)
-    address = Address(_reach(record.host), record.port)
+    address = Address(record.client_host, record.port)
     watcher = Watcher(
-        machine, server_named(record.server), address, front=front, own=True, session=True, log=log, limits=limits,
+        machine, server_named(record.server), address, api_server=api_server, own=True, session=True, log=log, limits=limits,
         host_pool_bytes=_planned_host_bytes(run),
     )  # fmt: skip
 
     def launched(now: RunRecord) -> None:
-        now.front, now.supervisor, now.state, now.state_since = front, me, "starting", time.time()
+        now.api_server, now.supervisor, now.state, now.state_since = api_server, me, "starting", time.time()
 
     run.update(launched)
     run.event("launched", pid=child.pid, command=record.command)
@@ -118,7 +119,7 @@ class Supervisor:
     def _take(self, event: Event) -> None:
         """The record first: whoever reads the event finds it there."""
         if event.kind == HealthState.DEAD:
-            return  # told once it has settled: the front's exit and the log's last words belong to it
+            return  # told once it has settled: the API server's exit and the log's last words belong to it
         if event.kind == "stage":
             self._write_state(self._record.state)
         elif event.kind in HealthState.__members__.values():
@@ -132,7 +133,8 @@ class Supervisor:
         ready_now = state == HealthState.READY and self._record.ready_after_s is None
         stages = list(watcher.stages.done)
         if ready_now:
-            stages = compare(stages, _earlier(self._record))
+            stages = compare(stages, earlier_start_times(self._record.server, self._record.model))
+            note_start_times(self._record.server, self._record.model, seconds_per_stage(stages))
 
         def change(now: RunRecord) -> None:
             if now.state != state:
@@ -158,14 +160,14 @@ class Supervisor:
 
         self._record = self._run.update(change)
 
-    def _note_death(self, front_gone: bool) -> None:
+    def _note_death(self, api_server_gone: bool) -> None:
         watcher = self._watcher
         if watcher.verdict.state is not HealthState.DEAD or self._told_dead:
             self._dead_since = None if watcher.verdict.state is not HealthState.DEAD else self._dead_since
             return
         now = time.monotonic()
         self._dead_since = now if self._dead_since is None else self._dead_since
-        settled = now - self._dead_since >= (_SETTLE_S / 2 if front_gone else _SETTLE_S)
+        settled = now - self._dead_since >= (_SETTLE_S / 2 if api_server_gone else _SETTLE_S)
         if settled:
             self._told_dead = True
             self._tell_dead()
@@ -209,7 +211,7 @@ class Supervisor:
             self._record = self._run.update(lambda now: now.shm_names.extend(new))
 
     def _reap(self) -> None:
-        """Orphans of the run that were reparented to us; the front itself is ``Child``'s."""
+        """Orphans of the run that were reparented to us; the API server itself is ``Child``'s."""
         watcher, child = self._watcher, self._child
         for info in list(watcher.sampler.members.values()):
             if info.is_zombie and info.ppid == os.getpid() and info.pid != child.pid:
@@ -239,18 +241,6 @@ def _end(record: RunRecord, state: str, *, evidence: list[str]) -> None:
     record.ended_at = record.ended_at or time.time()
 
 
-def _earlier(record: RunRecord) -> list[RunRecord]:
-    """Other starts of the same server and model."""
-    found = []
-    for run in all_runs():
-        with contextlib.suppress(Exception):
-            other = run.read()
-            same = (other.server, other.model) == (record.server, record.model)
-            if same and other.run_id != record.run_id:
-                found.append(other)
-    return found
-
-
 def _planned_host_bytes(run: Run) -> int:
     """Of the run's plan; 0 without one."""
     try:
@@ -258,10 +248,6 @@ def _planned_host_bytes(run: Run) -> int:
         return int(plan["host"]["total_bytes"] or 0)
     except (OSError, ValueError, KeyError, TypeError):
         return 0
-
-
-def _reach(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from forebay.machine.memory import HostMemory, read_memory
 from forebay.machine.ports import listeners
 from forebay.machine.processes import ProcessInfo, look
 from forebay.machine.shm import shm_files
-from forebay.operation.records.run_record import Run, RunRecord
+from forebay.runs.run_record import Run, RunRecord
 from forebay.sizes import format_binary
 
 __all__ = ["CleanupCheck", "CleanupReport", "check_cleanup"]
@@ -85,7 +85,7 @@ def _port(machine: Machine, record: RunRecord) -> CleanupCheck:
     if not held:
         return CleanupCheck("port", True, f"{record.port} is closed")
     pids = sorted({pid for item in held for pid in item.pids})
-    ours = {who.pid for who in record.members} | ({record.front.pid} if record.front is not None else set())
+    ours = {who.pid for who in record.members} | ({record.api_server.pid} if record.api_server is not None else set())
     names = ", ".join(f"pid {pid} ({_command(machine, pid)})" for pid in pids) or "a process that cannot be seen"
     if ours & set(pids):
         return CleanupCheck("port", False, f"{record.port} is still held by {names}")

@@ -3,7 +3,7 @@
 Ownership is the session the run was launched into, the processes on its record (pid, start time and boot id) with their
 descendants, and the run id in a process's environment. Never a name.
 
-The order: SIGTERM to the front, time to drain, SIGKILL; then the engines that outlived it, then everything else; the
+The order: SIGTERM to the API server, time to drain, SIGKILL; then the engines that outlived it, then everything else; the
 resource tracker of multiprocessing last, because it is the one that unlinks the shared memory.
 """
 
@@ -24,9 +24,9 @@ from forebay.machine.processes import (
     look,
     send_signal,
 )
-from forebay.operation.records.owned_processes import owned_processes
-from forebay.operation.records.run_record import Run, RunRecord
 from forebay.operation.stop.cleanup_check import CleanupReport, check_cleanup
+from forebay.runs.owned_processes import owned_processes
+from forebay.runs.run_record import Run, RunRecord
 from forebay.servers.base import ProcessView, Role, ShutdownPolicy
 from forebay.servers.registry import server_named
 
@@ -60,7 +60,7 @@ def stop_run(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> StopReport:
-    """End ``run`` and prove it. Works without its supervisor, after a SIGKILLed front and after a reboot.
+    """End ``run`` and prove it. Works without its supervisor, after a SIGKILLed API server and after a reboot.
 
     Args:
         drain_s: how long a serving server may take to finish its requests; None is the server's habit.
@@ -69,10 +69,10 @@ def stop_run(
     record = run.update(lambda now: setattr(now, "stop_requested_at", now.stop_requested_at or time.time()))
     before = read_memory(machine)
     ending = _Ending(machine, record, tell, clock, sleep)
-    if record.front is not None and record.front.boot_id != boot_id(machine):
+    if record.api_server is not None and record.api_server.boot_id != boot_id(machine):
         ending.say("the machine has been rebooted since: none of the run's processes can be left")
     else:
-        ending.end_front(drain_s)
+        ending.end_api_server(drain_s)
         ending.end_engines()
         ending.end_rest()
         ending.end_supervisor()
@@ -116,53 +116,53 @@ class _Ending:
 
     @property
     def _habits(self) -> ShutdownPolicy:
-        return self._server.stop_habits
+        return self._server.shutdown_policy
 
     def remaining(self) -> list[ProcessInfo]:
         """What is left of the run, zombies included."""
         return owned_processes(self._machine, self._record, environments=True)
 
-    def end_front(self, drain_s: float | None) -> None:
+    def end_api_server(self, drain_s: float | None) -> None:
         """SIGTERM, drain, SIGKILL for the process that was launched."""
-        front = self._record.front
-        if front is None or not is_running(self._machine, front):
+        api_server = self._record.api_server
+        if api_server is None or not is_running(self._machine, api_server):
             return
         serving = self._record.state in _SERVING
         patience = drain_s if drain_s is not None else self._habits.drain_s
         if not serving:
             patience = min(patience, 10.0)
-        self._signal(front, signal.SIGTERM, "front")
-        info = look(self._machine, front.pid)
+        self._signal(api_server, signal.SIGTERM, "API server")
+        info = look(self._machine, api_server.pid)
         if info is not None and info.is_stopped:
-            self._signal(front, signal.SIGCONT, "front")  # a stopped process takes no SIGTERM
+            self._signal(api_server, signal.SIGCONT, "API server")  # a stopped process takes no SIGTERM
         repeat_at = self._clock() + self._habits.repeat_term_s
         deadline = self._clock() + patience
-        while is_running(self._machine, front) and self._clock() < deadline:
+        while is_running(self._machine, api_server) and self._clock() < deadline:
             if not serving and self._clock() >= repeat_at:
                 repeat_at = self._clock() + self._habits.repeat_term_s
-                self._again_while_loading(front)
+                self._again_while_loading(api_server)
             self._sleep(_TURN_S)
-        if is_running(self._machine, front):
-            self.say(f"the front did not leave within {patience:.0f} s")
-            self._signal(front, signal.SIGKILL, "front")
-            self._wait(lambda: is_running(self._machine, front), 5.0)
+        if is_running(self._machine, api_server):
+            self.say(f"the API server did not leave within {patience:.0f} s")
+            self._signal(api_server, signal.SIGKILL, "API server")
+            self._wait(lambda: is_running(self._machine, api_server), 5.0)
 
-    def _again_while_loading(self, front: ProcessId) -> None:
-        """A server that loads may ignore one SIGTERM: its engine's end takes the front along, else ask again."""
+    def _again_while_loading(self, api_server: ProcessId) -> None:
+        """A server that loads may ignore one SIGTERM: its engine's end takes the API server along, else ask again."""
         engines = self._with_roles(Role.ENGINE) if self._habits.loading_kills_engine else []
         for engine in engines:
             self._signal(engine, signal.SIGKILL, "engine, still loading")
         if not engines:
-            self._signal(front, signal.SIGTERM, "front, again")
+            self._signal(api_server, signal.SIGTERM, "API server, again")
 
     def end_engines(self) -> None:
-        """Engines that outlive their front: SIGTERM first, they then free what they share."""
+        """Engines that outlive their API server: SIGTERM first, they then free what they share."""
         engines = self._with_roles(Role.ENGINE)
         if not engines:
             return
         self._wait(lambda: bool(self._with_roles(Role.ENGINE)), 1.0)
         for engine in self._with_roles(Role.ENGINE):
-            self._signal(engine, signal.SIGTERM, "engine without a front")
+            self._signal(engine, signal.SIGTERM, "engine without an API server")
             info = look(self._machine, engine.pid)
             if info is not None and info.is_stopped:
                 self._signal(engine, signal.SIGCONT, "engine")
@@ -192,9 +192,9 @@ class _Ending:
 
     def _with_roles(self, *wanted: Role) -> list[ProcessId]:
         living = [info for info in owned_processes(self._machine, self._record) if not info.is_zombie]
-        front = self._record.front.pid if self._record.front is not None else 0
+        api_server = self._record.api_server.pid if self._record.api_server is not None else 0
         views = [ProcessView(info.pid, info.ppid, info.name, info.command) for info in living]
-        roles = self._server.roles(views, front)
+        roles = self._server.roles(views, api_server)
         return [self._identity(info) for info in living if roles.get(info.pid) in wanted]
 
     def _living(self, *, trackers: bool) -> list[ProcessId]:
@@ -202,8 +202,8 @@ class _Ending:
         return self._with_roles(*kept)
 
     def _identity(self, info: ProcessInfo) -> ProcessId:
-        assert self._record.front is not None
-        return ProcessId(info.pid, info.start_ticks, self._record.front.boot_id)
+        assert self._record.api_server is not None
+        return ProcessId(info.pid, info.start_ticks, self._record.api_server.boot_id)
 
     def _signal(self, who: ProcessId, number: signal.Signals, what: str) -> None:
         try:

@@ -158,7 +158,7 @@ class CacheProbe:
         return True
 
     def _ask(self, prompt: str, tokens: int) -> Asked | None:
-        ask = self._server.token_ask(self._model, prompt, tokens)
+        ask = self._server.build_probe_request(self._model, prompt, tokens)
         body = None if ask.body is None else dict(ask.body)
         began = time.monotonic()
         answer = send(self._machine, self._address, ask.method, ask.path, body, timeout_s=_TIMEOUT_S)

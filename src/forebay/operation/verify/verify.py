@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,8 +9,8 @@ from pathlib import Path
 
 from forebay.causes import Cause
 from forebay.machine.interface import Machine
-from forebay.operation.records.run_record import Run
 from forebay.operation.verify.cache_probe import CacheProbe, CacheProbeResult, not_run
+from forebay.runs.run_record import Run
 from forebay.servers.base import Counters, Server, Setting
 from forebay.servers.common import first_model
 from forebay.servers.http_client import Address, parse_address, send
@@ -131,8 +130,8 @@ def verify(
     logged = _log_settings(subject)
     settings = server.settings(subject.argv, info, counters)
     rows = [_compare(item, logged) for item in settings]
-    rows += _pools(server.lower_tiers(subject.argv), counters, settings, logged)
-    tiers = server.lower_tiers(subject.argv)
+    rows += _pools(server.offload_tiers(subject.argv), counters, settings, logged)
+    tiers = server.offload_tiers(subject.argv)
     probe = not_run("no lower tier was asked for")
     if tiers:
         probe = _probe(machine, subject, counters, settings, probe_s, even_if_busy, tell)
@@ -289,11 +288,3 @@ def _gain_rows(probe: CacheProbeResult) -> list[VerifyRow]:
 
 def _prompt_tokens(probe: CacheProbeResult) -> int:
     return probe.again.prompt_tokens if probe.again is not None else 0
-
-
-def command_of(text: str) -> tuple[str, ...]:
-    """A command line as printed, into words."""
-    try:
-        return tuple(shlex.split(text))
-    except ValueError:
-        return tuple(text.split())

@@ -117,7 +117,7 @@ class HealthPoller:
     def _one_token(self) -> None:
         if self._model is None:
             self._model = first_model(self.send("GET", "/v1/models"))
-        ask = self._server.token_ask(self._model)
+        ask = self._server.build_probe_request(self._model)
         reading = self._server.read_token(
             self.send(ask.method, ask.path, None if ask.body is None else dict(ask.body), timeout_s=_TOKEN_S)
         )

@@ -35,7 +35,7 @@ class Lost:
     exit_code: int | None = None
 
     def describe(self) -> str:
-        """``the front (pid 7, python …) is gone, exit code 1``."""
+        """``the API server (pid 7, python …) is gone, exit code 1``."""
         how = "" if self.exit_code is None else f", {describe_exit(self.exit_code)}"
         return f"its {self.role} (pid {self.pid}, {self.title[:60].strip()}) is gone{how}"
 

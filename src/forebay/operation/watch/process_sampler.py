@@ -1,7 +1,7 @@
 """Looks at a server's processes and its port, cheaply enough to do it for as long as the server lives.
 
 A whole scan of /proc finds new processes (every ``scan_s``); between scans only the known ones are read. A process that was
-essential once and is gone is remembered as lost: that is how a killed worker is noticed before the front is.
+essential once and is gone is remembered as lost: that is how a killed worker is noticed before the API server is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forebay.servers.http_client import Address
 
 __all__ = ["ProcessSample", "ProcessSampler"]
 
-_ESSENTIAL = (Role.FRONT, Role.ENGINE, Role.WORKER)
+_ESSENTIAL = (Role.API_SERVER, Role.ENGINE, Role.WORKER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,8 @@ class ProcessSampler:
     """Follows one server.
 
     Args:
-        front: the process that was launched, or the listener's; None while it is not known.
-        session: the front leads a session of its own, so that everything in it is the server's.
-        adopter: pid that orphans are reparented to (the supervisor), or None.
+        api_server: the process that was launched, or the listener's; None while it is not known.
+        session: the API server leads a session of its own, so that everything in it is the server's.
     """
 
     def __init__(
@@ -53,18 +52,16 @@ class ProcessSampler:
         machine: Machine,
         server: Server,
         address: Address,
-        front: ProcessId | None,
+        api_server: ProcessId | None,
         *,
         session: bool,
-        adopter: int | None = None,
     ) -> None:
         self._machine = machine
         self._server = server
         self._address = address
         self._session = session
-        self._adopter = adopter
         self._boot = boot_id(machine)
-        self.front = front
+        self.api_server = api_server
         self.members: dict[int, ProcessInfo] = {}
         """Everything seen of the server so far that is still there, zombies included."""
         self._roles: dict[int, Role] = {}
@@ -77,7 +74,7 @@ class ProcessSampler:
     def look(self, at: float, *, scan_s: float) -> ProcessSample:
         """One look at ``at`` (monotonic seconds)."""
         whole = self._scanned_at is None or at - self._scanned_at >= scan_s
-        if self.front is not None:
+        if self.api_server is not None:
             if whole:
                 self._scan(at)
             else:
@@ -89,18 +86,18 @@ class ProcessSampler:
         )
         return ProcessSample(watched, tuple(self._lost.values()), self._activity(alive), owner)
 
-    def follow(self, front: ProcessId) -> None:
-        """From now on ``front`` is the server (the pid behind a listening socket, found later)."""
-        self.front, self._scanned_at, self._held = front, None, None
+    def follow(self, api_server: ProcessId) -> None:
+        """From now on ``api_server`` is the server (the pid behind a listening socket, found later)."""
+        self.api_server, self._scanned_at, self._held = api_server, None, None
         for known in (self.members, self._roles, self._lost, self._first_seen):
             known.clear()
 
     def ended(self, exit_code: int) -> None:
-        """The front was our child and has been reaped."""
-        if self.front is not None:
-            info = self.members.pop(self.front.pid, None)
+        """The api_server was our child and has been reaped."""
+        if self.api_server is not None:
+            info = self.members.pop(self.api_server.pid, None)
             title = info.command if info is not None else "the process that was launched"
-            self._lost[self.front.pid] = Lost(self.front.pid, Role.FRONT, title, exit_code)
+            self._lost[self.api_server.pid] = Lost(self.api_server.pid, Role.API_SERVER, title, exit_code)
 
     def identities(self) -> list[ProcessId]:
         """Who the members are, for the record."""
@@ -115,24 +112,24 @@ class ProcessSampler:
 
     def _scan(self, at: float) -> None:
         self._scanned_at = at
-        assert self.front is not None
-        front = self.front
+        assert self.api_server is not None
+        api_server = self.api_server
         everyone = all_processes(self._machine)
-        found = next((info for info in everyone if info.pid == front.pid), None)
-        here = found is not None and found.start_ticks == front.start_ticks
+        found = next((info for info in everyone if info.pid == api_server.pid), None)
+        here = found is not None and found.start_ticks == api_server.start_ticks
         reused = found is not None and not here  # the number belongs to a stranger now, and so does its session
         ours: dict[int, ProcessInfo] = {}
         if found is not None and here:
-            ours = {found.pid: found, **{info.pid: info for info in descendants(everyone, front.pid)}}
-        elif front.pid not in self.members:
-            self._lost.setdefault(front.pid, Lost(front.pid, Role.FRONT, "the process that was named"))
+            ours = {found.pid: found, **{info.pid: info for info in descendants(everyone, api_server.pid)}}
+        elif api_server.pid not in self.members:
+            self._lost.setdefault(api_server.pid, Lost(api_server.pid, Role.API_SERVER, "the process that was named"))
         for info in everyone:
             known = self.members.get(info.pid)
             if known is not None and known.start_ticks == info.start_ticks:
                 ours[info.pid] = info  # an orphan of ours stays ours
                 ours.update({child.pid: child for child in descendants(everyone, info.pid)})
         if self._session and not reused:
-            ours.update({info.pid: info for info in session_members(everyone, front.pid)})
+            ours.update({info.pid: info for info in session_members(everyone, api_server.pid)})
         full = {pid: look(self._machine, pid) for pid in ours}
         self._replace({pid: info for pid, info in full.items() if info is not None}, at)
 
@@ -153,8 +150,8 @@ class ProcessSampler:
         if scanned_at is None:
             return
         views = [ProcessView(info.pid, info.ppid, info.name, info.command) for info in fresh.values()]
-        assert self.front is not None
-        for pid, role in self._server.roles(views, self.front.pid).items():
+        assert self.api_server is not None
+        for pid, role in self._server.roles(views, self.api_server.pid).items():
             if not fresh[pid].is_zombie:
                 self._roles[pid] = role
             self._first_seen.setdefault(pid, scanned_at)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from forebay.operation.records.run_record import RunRecord, StageTime
 from forebay.operation.watch.health_state import moved
 from forebay.operation.watch.observation import Activity
+from forebay.runs.run_record import StageTime
 from forebay.sizes import format_size
 
-__all__ = ["StageClock", "compare", "slowest_first", "stage_lines"]
+__all__ = ["StageClock", "compare", "seconds_per_stage", "slowest_first", "stage_lines"]
 
 _SLOWER = 2.0
 _SLOWER_S = 5.0
@@ -67,13 +67,21 @@ def slowest_first(stages: Iterable[StageTime]) -> list[StageTime]:
     return sorted(merged.values(), key=lambda stage: -stage.seconds)
 
 
-def compare(stages: Sequence[StageTime], earlier: Iterable[RunRecord]) -> list[StageTime]:
-    """``stages`` with those named that took twice as long, and 5 s more, than the median of ``earlier`` starts."""
+def seconds_per_stage(stages: Iterable[StageTime]) -> dict[str, float]:
+    """Stage name -> seconds, a stage entered twice counted once."""
+    return {stage.name: stage.seconds for stage in slowest_first(stages)}
+
+
+def compare(stages: Sequence[StageTime], earlier: Iterable[Mapping[str, float]]) -> list[StageTime]:
+    """``stages`` with those marked that took twice as long, and 5 s more, than the median of ``earlier`` starts.
+
+    Args:
+        earlier: stage name -> seconds of each earlier start of the same server and model.
+    """
     past: dict[str, list[float]] = {}
-    for record in earlier:
-        if record.ready_after_s is not None:
-            for stage in slowest_first(record.stages):
-                past.setdefault(stage.name, []).append(stage.seconds)
+    for start in earlier:
+        for name, seconds in start.items():
+            past.setdefault(name, []).append(seconds)
     result = []
     for stage in stages:
         usual = median(past[stage.name]) if stage.name in past else None

@@ -8,7 +8,7 @@ from forebay.errors import UsageError
 from forebay.machine.interface import Machine
 from forebay.machine.ports import listeners
 from forebay.machine.processes import ProcessId, boot_id, identify, look
-from forebay.operation.records.run_record import Run, open_run
+from forebay.runs.run_record import Run, open_run
 from forebay.servers.base import Server
 from forebay.servers.http_client import Address, parse_address, send
 from forebay.servers.log_patterns import GRAMMARS, detect_server, parse_segments
@@ -21,10 +21,10 @@ _LOG_HEAD_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a command is about. ``front`` None: whoever listens. ``run`` None: somebody else's server."""
+    """Whom a command is about. ``api_server`` None: whoever listens. ``run`` None: somebody else's server."""
 
     address: Address
-    front: ProcessId | None
+    api_server: ProcessId | None
     log: str | None
     server: str | None
     run: Run | None = None
@@ -39,26 +39,26 @@ def target_of(
         UsageError: no run of that name, no address, or no process ``pid``.
     """
     if "/" in name or ":" in name:
-        front = None
+        api_server = None
         if pid is not None:
-            front = identify(machine, pid)
-            if front is None and log is None:
+            api_server = identify(machine, pid)
+            if api_server is None and log is None:
                 raise UsageError(
                     f"--pid {pid}: there is no such process", fix="leave --pid out to look for the listener"
                 )
-            if front is None:  # it has died already; its log may say of what
-                front = ProcessId(pid, -1, boot_id(machine))
-        return Target(parse_address(name), front, log, server)
+            if api_server is None:  # it has died already; its log may say of what
+                api_server = ProcessId(pid, -1, boot_id(machine))
+        return Target(parse_address(name), api_server, log, server)
     run = open_run(name)
     record = run.read()
-    return Target(parse_address(record.url), record.front, log or str(run.log_path), record.server, run)
+    return Target(parse_address(record.url), record.api_server, log or str(run.log_path), record.server, run)
 
 
 def guess_server(machine: Machine, target: Target) -> Server:
     """Whose server it is: named, by its process's command line, its log, or its own /v1/models; else ``unknown``."""
     if target.server is not None:
         return server_named(target.server)
-    pids = [target.front.pid] if target.front is not None else _listening_pids(machine, target.address)
+    pids = [target.api_server.pid] if target.api_server is not None else _listening_pids(machine, target.address)
     for pid in pids:
         info = look(machine, pid)
         found = server_of_command(info.command) if info is not None else None

@@ -58,9 +58,9 @@ class Watcher:
     """Watches one server from outside.
 
     Args:
-        front: the process that must be it; None looks up whoever listens.
-        own: the port must be ``front``'s own (a run of ours, or a pid that was named).
-        session: ``front`` leads its own session.
+        api_server: the process that must be it; None looks up whoever listens.
+        own: the port must be ``api_server``'s own (a run of ours, or a pid that was named).
+        session: ``api_server`` leads its own session.
         log: the server's log, or None.
         host_pool_bytes: what the plan says the host pools take in total: faulting them in is silent in the log, and
             memory growth against it is the progress. 0: not known.
@@ -72,7 +72,7 @@ class Watcher:
         server: Server,
         address: Address,
         *,
-        front: ProcessId | None,
+        api_server: ProcessId | None,
         own: bool,
         session: bool = False,
         log: LogFollower | None = None,
@@ -91,7 +91,7 @@ class Watcher:
         self._pace = pace or Pace()
         self._clock = clock
         self.wake = threading.Event()
-        self.sampler = ProcessSampler(machine, server, address, front, session=session)
+        self.sampler = ProcessSampler(machine, server, address, api_server, session=session)
         self.prober = HealthPoller(machine, server, address, clock, self.wake)
         self.judge = HealthStateMachine(address.port, own=own, limits=self._limits)
         self.stages = StageClock(clock())
@@ -157,11 +157,11 @@ class Watcher:
         look = self._look
         if self._own or look is None or look.owner.pid is None or look.owner.kind is not OwnerKind.OTHER:
             return
-        front = identify(self._machine, look.owner.pid)
-        if front is not None:
-            if self.sampler.front is not None and front != self.sampler.front:
+        api_server = identify(self._machine, look.owner.pid)
+        if api_server is not None:
+            if self.sampler.api_server is not None and api_server != self.sampler.api_server:
                 self.prober.forget()
-            self.sampler.follow(front)
+            self.sampler.follow(api_server)
             self._sampled_at = -1e9
             self._look = ProcessSample((), (), look.activity, Owner(OwnerKind.OURS, look.owner.pid, look.owner.command))
 
@@ -201,7 +201,7 @@ class Watcher:
             paused = f"/metrics counts {counters.paused:.0f} paused requests"
         return Observation(
             at=now,
-            pid_known=self.sampler.front is not None,
+            pid_known=self.sampler.api_server is not None,
             processes=look.processes,
             lost=look.lost,
             owner=look.owner,
@@ -221,7 +221,7 @@ class Watcher:
             return health.stage, health.percent
         if log is not None and log.stage:
             return log.stage, log.percent if log.percent is not None else self._faulted_in(log.stage)
-        return "launched" if self.sampler.front is not None else "", None
+        return "launched" if self.sampler.api_server is not None else "", None
 
     def _faulted_in(self, stage: str) -> float | None:
         if stage != Stage.HOST_POOL or not self._host_pool_bytes or self._shown[0] != stage:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from forebay.machine.interface import Machine
 from forebay.machine.processes import boot_id, is_running
-from forebay.operation.records.owned_processes import owned_processes
-from forebay.operation.records.run_record import Run, RunRecord, all_runs
+from forebay.runs.owned_processes import owned_processes
+from forebay.runs.run_record import Run, RunRecord, all_runs, open_run
 from forebay.servers.base import Counters
 from forebay.servers.http_client import parse_address, send
 from forebay.servers.registry import server_named
@@ -44,9 +44,20 @@ class RunStatus:
         return {"schema": 1, **{name: getattr(self, name) for name in self.__slots__}}
 
 
-def overview(machine: Machine, *, rates: bool = True) -> list[RunStatus]:
-    """Every run, oldest first. ``rates`` reads the counters of those that serve twice, half a second apart."""
-    runs = all_runs()
+def overview(
+    machine: Machine, *, name: str | None = None, earlier: bool = False, rates: bool = True
+) -> list[RunStatus]:
+    """The runs on ``machine``, oldest first.
+
+    Args:
+        name: only this one.
+        earlier: also the ended runs that are kept from before.
+        rates: read the counters of those that serve twice, half a second apart.
+
+    Raises:
+        UsageError: no run is called ``name``.
+    """
+    runs = all_runs(earlier=earlier) if name is None else [open_run(name)]
     with ThreadPoolExecutor(max_workers=max(1, min(16, len(runs)))) as pool:
         return list(pool.map(lambda run: _status(machine, run, rates), runs))
 
@@ -80,14 +91,14 @@ def _state_now(machine: Machine, record: RunRecord, processes: int) -> tuple[str
     if record.ended:
         left = f"{processes} of its processes are still there: forebay down {record.name}" if processes else ""
         return record.state, left
-    if record.front is None or record.supervisor is None:
+    if record.api_server is None or record.supervisor is None:
         return record.state, "not launched yet"
-    if record.front.boot_id != boot_id(machine):
+    if record.api_server.boot_id != boot_id(machine):
         return "dead", "the machine has been rebooted since"
     supervised = is_running(machine, record.supervisor)
-    if not is_running(machine, record.front):
+    if not is_running(machine, record.api_server):
         left = f", {processes} of its processes are left: forebay down {record.name}" if processes else ""
-        return ("dead", f"its front is gone{left}") if not supervised else (record.state, "its front is gone")
+        return ("dead", f"its API server is gone{left}") if not supervised else (record.state, "its API server is gone")
     return record.state, "" if supervised else "its supervisor is gone: this is its last word"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.operation.records.run_record import Run
+from forebay.runs.run_record import Run
 
 __all__ = ["EventTail"]
 

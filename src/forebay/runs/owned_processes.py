@@ -16,7 +16,7 @@ from forebay.machine.processes import (
     look,
     session_members,
 )
-from forebay.operation.records.run_record import RunRecord
+from forebay.runs.run_record import RunRecord
 
 __all__ = ["owned_processes"]
 
@@ -27,20 +27,20 @@ def owned_processes(machine: Machine, record: RunRecord, *, environments: bool =
     Args:
         environments: also look for the run's id in every process's environment (finds what left the session).
     """
-    front = record.front
-    if front is None or front.boot_id != boot_id(machine):
+    api_server = record.api_server
+    if api_server is None or api_server.boot_id != boot_id(machine):
         return []
     everyone = all_processes(machine)
     by_pid = {info.pid: info for info in everyone}
     ours: dict[int, ProcessInfo] = {}
-    for known in [front, *record.members]:
+    for known in [api_server, *record.members]:
         info = by_pid.get(known.pid)
         if info is not None and info.start_ticks == known.start_ticks:
             ours[info.pid] = info
-    leader = by_pid.get(front.pid)
-    if leader is None or leader.start_ticks == front.start_ticks:  # else the number leads a stranger's session now
-        for info in session_members(everyone, front.pid):
-            if info.start_ticks >= front.start_ticks:
+    leader = by_pid.get(api_server.pid)
+    if leader is None or leader.start_ticks == api_server.start_ticks:  # else the number leads a stranger's session now
+        for info in session_members(everyone, api_server.pid):
+            if info.start_ticks >= api_server.start_ticks:
                 ours[info.pid] = info
     for pid in list(ours):
         ours.update({info.pid: info for info in descendants(everyone, pid)})

@@ -1,1 +1,0 @@
-"""The record of each run, its events, and the processes it owns."""

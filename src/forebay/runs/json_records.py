@@ -1,0 +1,64 @@
+"""Dataclasses to JSON and back, checked against their annotations, with the standard library alone.
+
+run.json is read and written on every host a server runs on, by whatever Python (3.10 or newer) is there: no package can be
+counted on. Unknown keys are ignored, so a record of a newer minor version can still be read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Any, TypeVar
+
+__all__ = ["decode_record", "encode_record"]
+
+_T = TypeVar("_T")
+
+
+def encode_record(record: Any) -> bytes:
+    """A dataclass as indented JSON."""
+    return json.dumps(dataclasses.asdict(record), indent=1, ensure_ascii=False).encode()
+
+
+def decode_record(kind: type[_T], fields: Any) -> _T:
+    """Build ``kind`` from parsed JSON.
+
+    Raises:
+        ValueError: a field is missing or has another type; the message names it.
+    """
+    return typing.cast(_T, _value(kind, fields, kind.__name__))
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _value(next(item for item in arguments if item is not type(None)), value, where)
+    if origin is list and isinstance(value, list):
+        return [_value(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {str(key): _value(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
+        return _dataclass(kind, value, where)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    expected = getattr(origin or kind, "__name__", str(kind))
+    raise ValueError(f"{where}: expected {expected}, found {type(value).__name__}")
+
+
+def _dataclass(kind: type, fields: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    given = {}
+    for field in dataclasses.fields(kind):
+        if field.name in fields:
+            given[field.name] = _value(hints[field.name], fields[field.name], f"{where}.{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{where}.{field.name}: is missing")
+    return kind(**given)
