@@ -6,9 +6,12 @@ imports torch.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from typing import Any, get_args
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NoReturn, cast, get_args
 
 import click
 
@@ -41,6 +44,15 @@ class _Size(click.ParamType[int]):
 
 def _choice(kind: Any) -> click.Choice[str]:
     return click.Choice(list(get_args(kind)))
+
+
+_log_format_option = click.option(
+    "--log-format",
+    type=_choice(settings.LogFormat),
+    default=_PROCESS.log_format,
+    show_default=True,
+    help="Lines for people, or one JSON object per line.",
+)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -106,7 +118,7 @@ def _choice(kind: Any) -> click.Choice[str]:
     show_default=True,
     help="Seconds without heartbeat and CPU after which a rank is hung.",
 )
-@click.option("--log-format", type=_choice(settings.LogFormat), default=_PROCESS.log_format, show_default=True)
+@_log_format_option
 @click.option("--machine-memory", type=int, hidden=True, help="Bytes of memory that can be had here.")
 @click.option("--machine-shm", type=int, hidden=True, help="Free bytes in /dev/shm.")
 def command(**given: Any) -> int:
@@ -196,22 +208,47 @@ def _serve(config: EngineConfig, memory_bytes: int | None, shm_bytes: int | None
         endpoints.remove()
 
 
+@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@_log_format_option
+def _only_log_format(log_format: str) -> None:
+    """The one option that decides how a refusal of all the others is written."""
+
+
+def _log_format(arguments: Sequence[str]) -> settings.LogFormat:
+    """``--log-format`` as the parser reads it, also where another option is wrong."""
+    with _only_log_format.make_context("serve", list(arguments), resilient_parsing=True) as context:
+        given = context.params["log_format"]
+    return cast(settings.LogFormat, given if given in get_args(settings.LogFormat) else _PROCESS.log_format)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM before the server handles signals itself: end, removing what was made so far."""
+    raise SystemExit(int(ExitCode.DONE))
+
+
 def main() -> None:
     """Entry point of the process: known failures become one line and an exit code."""
+    signal.signal(signal.SIGTERM, _end_at_once)
     try:
         code = command.main(prog_name="forebay serve", standalone_mode=False)
     except ForebayError as error:
-        from forebay.engine.events import EventLog
-
-        format = "json" if "json" in sys.argv else "text"
-        EventLog(format).error("refused", code=error.code, reason=error.message, fix=error.fix)
+        _refuse(error.message, error.fix, error.code)
         code = error.exit_code
     except click.exceptions.Abort:
         code = ExitCode.INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        if _log_format(sys.argv[1:]) == "json":
+            _refuse(error.format_message(), "see `forebay serve --help`", None)
+        else:
+            error.show()
         code = ExitCode.USAGE
     sys.exit(int(code or 0))
+
+
+def _refuse(reason: str, fix: str | None, code: str | None) -> None:
+    from forebay.engine.events import EventLog
+
+    EventLog(_log_format(sys.argv[1:])).error("refused", code=code, reason=reason, fix=fix)
 
 
 if __name__ == "__main__":

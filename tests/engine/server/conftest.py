@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from server_process import ServerProcess
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tiny_models import VOCAB, edit_config, make_tiny
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +30,28 @@ def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     running = ServerProcess(
         str(smollm2), log, "--served-model-name", "smollm2", "--host-cache", "100MB", "--max-queue", "64"
     )
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model whose checkpoint names tokens that it has no rows for: two end tokens, and one a text can contain."""
+    folder = make_tiny("llama", tmp_path_factory.mktemp("tiny") / "tiny", decisive=True)
+    edit_config(folder, lambda config: config.update(eos_token_id=[1, VOCAB, VOCAB + 100]))
+    (folder / "generation_config.json").unlink()
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    outside = {**tokenizer["added_tokens"][-1], "id": VOCAB, "content": "<outside>"}
+    tokenizer["added_tokens"].append(outside)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The tiny model: answers in milliseconds, so that thousands of requests are quick."""
+    log = tmp_path_factory.mktemp("tiny-server") / "server.log"
+    running = ServerProcess(str(tiny_folder), log, "--served-model-name", "tiny")
     yield running
     running.kill()
 

@@ -210,12 +210,12 @@ def test_an_api_key_guards_all_but_health_and_metrics(smollm2: Path, tmp_path: P
         server.kill()
 
 
-def test_the_front_imports_neither_torch_nor_transformers(smollm2: Path) -> None:
+def test_the_api_server_imports_neither_torch_nor_transformers(smollm2: Path) -> None:
     program = (
         "import sys, pathlib\n"
         "import forebay.engine.__main__, forebay.engine.api.api_server\n"
-        "from forebay.engine.api.service import ModelText\n"
-        "text = ModelText(pathlib.Path(sys.argv[1]))\n"
+        "from forebay.engine.api.service import ModelTextAssets\n"
+        "text = ModelTextAssets(pathlib.Path(sys.argv[1]))\n"
         "text.codec.encode(text.template.render([{'role': 'user', 'content': 'x'}]), add_special_tokens=False)\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))\n"
     )
@@ -223,7 +223,72 @@ def test_the_front_imports_neither_torch_nor_transformers(smollm2: Path) -> None
     assert ended.stdout.strip() == "[]"
 
 
-def test_json_logs_are_one_object_a_line() -> None:
-    ended = run_to_exit("/no/such/model", "--port", "0", "--log-format", "json")
+@pytest.mark.parametrize("format", [["--log-format", "json"], ["--log-format=json"]])
+@pytest.mark.parametrize(
+    ("wrong", "event"),
+    [(["--port", "0"], "died"), (["--host-cache", "300"], "refused"), (["--no-such-flag"], "refused")],
+)
+def test_json_logs_are_one_object_per_line(format: list[str], wrong: list[str], event: str) -> None:
+    ended = run_to_exit("/no/such/model", *wrong, *format)
     events = [json.loads(line) for line in ended.stderr.splitlines()]
-    assert [event["event"] for event in events if event["level"] == "ERROR"] == ["died"]
+    assert [entry["event"] for entry in events if entry["level"] == "ERROR"] == [event]
+
+
+def test_a_word_json_elsewhere_is_not_the_log_format() -> None:
+    ended = run_to_exit("json", "--host-cache", "300")
+    assert " ERROR refused " in ended.stderr
+
+
+SIGNALS_WHILE_SPAWNING = """
+import os, signal, subprocess, sys
+from forebay.engine.api.worker_processes import WorkerGroup
+from forebay.engine.config import EngineConfig, ModelConfig
+from forebay.engine.ipc.sockets import Endpoints
+from forebay.engine.worker.start import HostSpec
+
+WORKER = '''
+import sys, time
+from forebay.engine.worker.start import ignore_stop_signals
+sys.stdin.readline()
+ignore_stop_signals()
+print("alive", flush=True)
+'''
+seen = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, frame: seen.append(signal.Signals(number).name))
+
+class Interrupted(subprocess.Popen):
+    def __init__(self, *args, **options):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        super().__init__([sys.executable, "-c", WORKER], **options)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.send_signal(number)
+        assert seen == [], "handled before the process exists"
+
+subprocess.Popen = Interrupted
+group = WorkerGroup(EngineConfig(model=ModelConfig(model="x")), Endpoints("/nowhere"), HostSpec())
+group.spawn(0)
+print(sorted(seen), flush=True)
+group.end(30)
+"""
+
+
+def test_a_stop_signal_while_a_worker_starts_is_kept_and_the_worker_is_not_hit() -> None:
+    """Signals in the very moment of the start: this process handles them right after it, the new one never sees its own."""
+    command = [sys.executable, "-c", SIGNALS_WHILE_SPAWNING]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert sorted(ended.stdout.splitlines()) == ["['SIGINT', 'SIGTERM']", "alive"], ended.stderr
+
+
+def test_sigterm_before_the_server_is_set_up_ends_it_in_order(smollm2: Path, tmp_path: Path, private_tmp: Path) -> None:
+    server = ServerProcess.__new__(ServerProcess)
+    server.log = tmp_path / "log"
+    command = [sys.executable, "-m", "forebay.engine", str(smollm2), "--port", "0"]
+    with server.log.open("wb") as out:
+        server.process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=os.environ | {"TMPDIR": str(private_tmp)}
+        )
+    server.wait_until(lambda: list(private_tmp.glob("forebay-ipc-*/lock")), "the sockets' folder")
+    assert server.end() == 0
+    server.wait_until(lambda: not left_behind(private_tmp), "nothing is left")

@@ -71,9 +71,9 @@ def test_n_choices_differ_by_seed_and_repeat_with_it(client: openai.OpenAI) -> N
 
 
 def test_prompts_as_text_ids_and_lists(client: openai.OpenAI, server: ServerProcess, smollm2: Any) -> None:
-    from forebay.engine.api.text.tokenizer import Tokenizer
+    from forebay.engine.api.text.tokenizer import ModelTokenizer
 
-    codec = Tokenizer(smollm2)
+    codec = ModelTokenizer(smollm2)
     texts = ["The sky is", "Two plus two is"]
     ids = [codec.encode(text, add_special_tokens=True) for text in texts]
     common: dict[str, Any] = {"model": "smollm2", "max_tokens": 6, "temperature": 0}

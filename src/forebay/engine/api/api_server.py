@@ -204,6 +204,12 @@ class ApiServer:
             return
         self._state.reach("serving", None)
         self._log.info("stage", name="serving")
+        assert self._service.text is not None
+        outside = self._service.text.drop_end_tokens_beyond(self._service.limits.vocab_size)
+        if outside:
+            self._log.warning(
+                "end_tokens", ignored=",".join(map(str, outside)), reason="the model has no logits for them"
+            )
         await self._service.probe()
         self._endpoints.remove()
         self._state.ready()

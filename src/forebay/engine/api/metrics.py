@@ -45,14 +45,17 @@ class ServerMetrics:
         self._ttft = self._histogram("forebay_time_to_first_token_seconds", "From the request's arrival.")
         self._latency = self._histogram("forebay_inter_token_latency_seconds", "Between two tokens of a sequence.")
         self._step_seconds = self._histogram("forebay_step_seconds", "Duration of engine steps, by kind.", "kind")
+        self._probe_seconds = self._histogram(
+            "forebay_probe_seconds", "Probes (GET /health_generate), which no other request metric counts."
+        )
         self._seen_preemptions = 0
         for source in ("computed", "device", "host", "disk"):
             self._prompt_tokens.labels(source)
         for state in ("running", "waiting", "loading"):
             self._requests.labels(state)
 
-    def step(self, report: StepReport) -> None:
-        """Take a step's numbers."""
+    def step(self, report: StepReport, probes: int = 0) -> None:
+        """Take a step's numbers; ``probes`` of its tokens are no user's."""
         if report.prefill_tokens and report.decode_tokens:
             kind = "mixed"
         else:
@@ -61,7 +64,7 @@ class ServerMetrics:
             self._step_seconds.labels(kind).observe(report.seconds)
             self._steps.labels("prefill").inc(report.prefill_tokens)
             self._steps.labels("decode").inc(report.decode_tokens)
-        self._generated.inc(sum(event.token >= 0 for event in report.events))
+        self._generated.inc(sum(event.token >= 0 for event in report.events) - probes)
         self._preemptions.inc(report.preemptions - self._seen_preemptions)
         self._seen_preemptions = report.preemptions
         self.requests(running=report.running, waiting=report.waiting, loading=report.loading)
@@ -82,6 +85,10 @@ class ServerMetrics:
     def next_token(self, seconds: float) -> None:
         """A further token came, ``seconds`` after the one before."""
         self._latency.observe(seconds)
+
+    def probed(self, seconds: float) -> None:
+        """A probe generated its token."""
+        self._probe_seconds.observe(seconds)
 
     def finished(self, reason: str) -> None:
         """A sequence ended: stop, length, cancelled or error."""

@@ -38,6 +38,12 @@ class ModelTextAssets:
         self.template = ChatTemplate.from_folder(folder)
         self.end_tokens = _end_tokens(folder, self.codec)
 
+    def drop_end_tokens_beyond(self, vocab_size: int) -> tuple[int, ...]:
+        """Forget end tokens that the model has no logits for, and so can never generate; returns them."""
+        outside = tuple(token for token in self.end_tokens if not 0 <= token < vocab_size)
+        self.end_tokens = tuple(token for token in self.end_tokens if token not in outside)
+        return outside
+
 
 class Service:
     """One server's requests. Lives on the event loop.
@@ -59,6 +65,8 @@ class Service:
         self._ids = itertools.count(1)
         self._live: dict[int, Generation] = {}
         self._last_stats: dict[str, Any] = {}
+        self._probes: set[int] = set()
+        """Sequences of ``probe``: no user's requests."""
         self._finish_times: deque[float] = deque(maxlen=64)
 
     @property
@@ -92,6 +100,8 @@ class Service:
         self._check_room(len(request.prompts) * request.choices.n)
         codec = self.text.codec
         prompts = await asyncio.get_running_loop().run_in_executor(self.threads, request.encode, codec)
+        for prompt in prompts:
+            self._check_tokens(prompt, request)
         budgets = [request.max_tokens(prompt, self.limits) for prompt in prompts]
         self._check_room(len(prompts) * request.choices.n)
         choices: list[Choice] = []
@@ -118,7 +128,7 @@ class Service:
         return generation, echoes
 
     async def probe(self) -> float:
-        """Generate one token past all limits; returns the seconds it took.
+        """Generate one token past all limits; returns the seconds it took. The metrics of requests leave it out.
 
         Raises:
             ApiError: the engine failed meanwhile.
@@ -128,17 +138,21 @@ class Service:
         choice = Choice(next(self._ids), 0, self.text.codec, (), 0)
         generation = Generation([choice], prompt_lengths=[1], choices_per_prompt=1, arrived_at=began)
         self._live[choice.seq_id] = generation
+        self._probes.add(choice.seq_id)
         self.link.submit([_probe_message(choice.seq_id, self.text.end_tokens[0] if self.text.end_tokens else 0)])
         try:
             while await generation.next_deltas():
                 pass
         finally:
             self.end(generation)
-        return time.perf_counter() - began
+            self._probes.discard(choice.seq_id)
+        seconds = time.perf_counter() - began
+        self.metrics.probed(seconds)
+        return seconds
 
     def on_step(self, report: StepReport) -> None:
         """Hand a step's tokens to their requests."""
-        self.metrics.step(report)
+        self.metrics.step(report, len(self._probes.intersection(event.seq_id for event in report.events)))
         now = time.perf_counter()
         stopped = []
         for event in report.events:
@@ -178,6 +192,8 @@ class Service:
         return self._last_stats
 
     def _observe(self, generation: Generation, event: TokenEvent, now: float) -> None:
+        if event.seq_id in self._probes:
+            return
         choice = generation.choice(event.seq_id)
         if event.cached is not None:
             prompt_tokens = generation.prompt_length(choice)
@@ -188,6 +204,8 @@ class Service:
 
     def _forget(self, seq_id: int, reason: str) -> None:
         self._live.pop(seq_id, None)
+        if seq_id in self._probes:
+            return
         self._finish_times.append(time.monotonic())
         self.metrics.finished(reason)
 
@@ -196,6 +214,18 @@ class Service:
         scheduler = self.config.scheduler
         if self._live and len(self._live) + count > scheduler.max_running + scheduler.max_queue:
             raise overloaded(self._retry_after_s())
+
+    def _check_tokens(self, prompt: list[int], request: GenerationRequest) -> None:
+        """Refuse a text with a token that the tokenizer knows and the model has no embedding for."""
+        highest = max(prompt, default=0)
+        if highest >= self.limits.vocab_size:
+            assert self.text is not None
+            spelled = self.text.codec.token_bytes(highest).decode("utf-8", "replace")
+            raise ApiError(
+                f"The text contains {spelled!r}, token {highest}, which the model's vocabulary of "
+                f"{self.limits.vocab_size} does not have.",
+                param="messages" if request.is_chat else "prompt",
+            )
 
     def _retry_after_s(self) -> int:
         """Until about a quarter of the queue has gone, at the pace of the last requests."""

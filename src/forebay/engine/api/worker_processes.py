@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.engine.config import EngineConfig
 from forebay.engine.ipc.sockets import Endpoints
-from forebay.engine.worker.start import HostSpec, WorkerStart
+from forebay.engine.worker.start import STOP_SIGNALS, HostSpec, WorkerStart
 
 __all__ = ["WorkerGroup", "describe_exit"]
 
@@ -41,7 +41,12 @@ class WorkerGroup:
         return list(self._processes)
 
     def spawn(self, rank: int, folder: str | None = None, comm_path: str | None = None) -> None:
-        """Start a rank. It shares our session and process group, and ignores the terminal's signals: we tell it to end."""
+        """Start a rank. It shares the session and process group of this process and ignores SIGINT and SIGTERM: the API
+        server tells it when to end.
+
+        Both signals are blocked while the process is started, so the worker begins with them blocked and cannot die of
+        one before it ignores them. A signal that arrives meanwhile stays pending and is handled afterwards.
+        """
         start = WorkerStart(
             rank=rank,
             endpoints=self._endpoints,
@@ -54,12 +59,11 @@ class WorkerGroup:
             comm_path=comm_path,
         )
         command = [sys.executable, "-m", "forebay.engine.worker.process"]
-        held = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE)
         finally:
-            for number, handler in held.items():
-                signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(start) + b"\n")
         process.stdin.flush()

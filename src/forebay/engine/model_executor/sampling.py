@@ -21,6 +21,7 @@ _MASK = (1 << 64) - 1
 _BLOCK = 512
 """Tokens summed together in the first pass of an unfiltered draw."""
 _FIRST_CANDIDATES = 256
+_LARGEST = float(np.finfo(np.float32).max) / 4
 _GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: their distribution has all its mass on the most likely token."""
 
@@ -70,10 +71,10 @@ def _is_plain_greedy(params: SamplingParams) -> bool:
 def _sample_row(row: Floats, seq: SeqStep) -> SampledToken:
     params = seq.sampling
     raw = row.copy() if params.logprobs is not None else row
-    if params.banned_tokens:
-        row[np.asarray(params.banned_tokens)] = -np.inf
     if _has_penalty(params):
         _penalise(row, seq)
+    if params.banned_tokens:
+        row[np.asarray(params.banned_tokens)] = -np.inf
     if params.temperature < _GREEDY_BELOW or params.top_k == 1:
         token = int(row.argmax())
     else:
@@ -90,8 +91,9 @@ def _penalise(row: Floats, seq: SeqStep) -> None:
     if params.repetition_penalty != 1.0:
         prompt = seq.prompt if seq.prompt is not None else np.empty(0, dtype=np.int32)
         seen = np.unique(np.concatenate((prompt.astype(np.int64), output)))
-        values = row[seen]
-        row[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        values = row[seen].astype(np.float64)
+        scaled = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        row[seen] = np.clip(scaled, -_LARGEST, _LARGEST)  # a penalty near 0 must not make infinities
     if len(output) and (params.presence_penalty or params.frequency_penalty):
         seen, counts = np.unique(output, return_counts=True)
         row[seen] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)

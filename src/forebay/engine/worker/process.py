@@ -31,7 +31,7 @@ from forebay.engine.ipc.messages import (
     WorkerStarted,
 )
 from forebay.engine.ipc.sockets import Inbox, Outbox
-from forebay.engine.worker.start import WorkerStart
+from forebay.engine.worker.start import WorkerStart, ignore_stop_signals
 from forebay.errors import ExitCode, ForebayError
 
 if TYPE_CHECKING:
@@ -187,6 +187,7 @@ def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
 
 def main() -> int:
     """Entry point of the process."""
+    ignore_stop_signals()
     start = msgspec.json.decode(_first_line(), type=WorkerStart)
     name_process("forebay::worker")
     worker = _Worker(start)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+
 import msgspec
 
 from forebay.engine.config import CacheConfig, ModelConfig, ProcessConfig, SchedulerConfig
 from forebay.engine.ipc.sockets import Endpoints
 
-__all__ = ["HostSpec", "WorkerStart"]
+__all__ = ["STOP_SIGNALS", "HostSpec", "WorkerStart", "ignore_stop_signals"]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""A worker starts with these blocked and then ignores them: the API server decides when it ends."""
+
+
+def ignore_stop_signals() -> None:
+    """Called first in a worker: ignore ``STOP_SIGNALS`` and unblock them."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 class HostSpec(msgspec.Struct, frozen=True):
