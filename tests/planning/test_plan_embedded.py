@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_helpers import GB, GIB, codes, plan, warned
 
+from forebay.hostmemory.cgroups import Cgroup
 from forebay.kv import pool_sizes as embedded
 from forebay.kv.geometry_spec import kv_spec
 from forebay.kv.spec import KVSpec
 from forebay.machine.facts import MachineFacts
-from forebay.machine.memory import Cgroup, HostMemory, ShmSpace
+from forebay.machine.memory import HostMemory, ShmSpace
 from forebay.model.catalogue import find
 from forebay.model.families import read_geometry
 from forebay.model.source import resolve

@@ -29,17 +29,5 @@ def command(arguments: tuple[str, ...]) -> None:
             fix="pip install 'forebay[engine]'",
             code="dependency_missing",
         )
-    argv = [sys.executable, "-m", "forebay.engine", *arguments, *_machine_options(arguments)]
+    argv = [sys.executable, "-m", "forebay.engine", *arguments]
     os.execv(sys.executable, argv)
-
-
-def _machine_options(arguments: tuple[str, ...]) -> list[str]:
-    """What the engine needs to know of the machine and may not look up itself."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        return []
-    from forebay.machine.local import LocalMachine
-    from forebay.machine.memory import read_memory
-
-    memory = read_memory(LocalMachine())
-    options = ["--machine-memory", str(memory.available_bytes)]
-    return options + (["--machine-shm", str(memory.shm.free_bytes)] if memory.shm else [])

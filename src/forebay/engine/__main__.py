@@ -119,8 +119,6 @@ _log_format_option = click.option(
     help="Seconds without heartbeat and CPU after which a rank is hung.",
 )
 @_log_format_option
-@click.option("--machine-memory", type=int, hidden=True, help="Bytes of memory that can be had here.")
-@click.option("--machine-shm", type=int, hidden=True, help="Free bytes in /dev/shm.")
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP with OpenAI's API, in the foreground, until SIGTERM or Ctrl-C.
 
@@ -138,7 +136,7 @@ def command(**given: Any) -> int:
     Also there: / (a page), /metrics, /server_info, /cache, POST /flush_cache?tier=device, /health_generate.
     Sizes need a unit: 48GB is 48 x 10^9 bytes, 48GiB is 48 x 2^30.
     """
-    return _serve(_config(given), given["machine_memory"], given["machine_shm"])
+    return _serve(_config(given))
 
 
 def _config(given: dict[str, Any]) -> EngineConfig:
@@ -182,7 +180,7 @@ def _config(given: dict[str, Any]) -> EngineConfig:
     ).check()
 
 
-def _serve(config: EngineConfig, memory_bytes: int | None, shm_bytes: int | None) -> int:
+def _serve(config: EngineConfig) -> int:
     from forebay.engine.api.listener import open_listener
 
     listener = open_listener(config.http.host, config.http.port)
@@ -192,14 +190,13 @@ def _serve(config: EngineConfig, memory_bytes: int | None, shm_bytes: int | None
     from forebay.engine.events import EventLog
     from forebay.engine.ipc.sockets import Endpoints
     from forebay.engine.worker.process import name_process
-    from forebay.engine.worker.start import HostSpec
 
     name_process("forebay::front")
     log = EventLog(config.process.log_format)
     endpoints = Endpoints.create()
     try:
         link = EngineClient(endpoints)
-        workers = WorkerGroup(config, endpoints, HostSpec(memory_bytes, shm_bytes))
+        workers = WorkerGroup(config, endpoints, _available_bytes())
         workers.spawn(0)
         from forebay.engine.api.api_server import run_server
 
@@ -224,6 +221,16 @@ def _log_format(arguments: Sequence[str]) -> settings.LogFormat:
 def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
     """SIGTERM before the server handles signals itself: end, removing what was made so far."""
     raise SystemExit(int(ExitCode.DONE))
+
+
+def _available_bytes() -> int | None:
+    """Memory that can be allocated on this machine now; None where it cannot be read."""
+    from forebay.hostmemory.available import read_available_memory
+
+    try:
+        return read_available_memory().available_bytes
+    except OSError:
+        return None
 
 
 def main() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from forebay.hostmemory.shm import SHM_FOLDER
 from forebay.machine.interface import Machine
 
-__all__ = ["FOLDER", "ShmFile", "shm_files", "shm_mappers"]
-
-FOLDER = "/dev/shm"
+__all__ = ["ShmFile", "shm_files", "shm_mappers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class ShmFile:
 
     @property
     def path(self) -> str:
-        return f"{FOLDER}/{self.name}"
+        return f"{SHM_FOLDER}/{self.name}"
 
 
 def shm_files(machine: Machine, *, mappers: bool = True) -> list[ShmFile]:
@@ -46,7 +45,7 @@ def shm_mappers(machine: Machine, names: Iterable[str]) -> dict[str, set[int]]:
         if not entry.isdigit():
             continue
         for path in _shm_paths(machine, entry):
-            name = path.removeprefix(f"{FOLDER}/").removesuffix(" (deleted)")
+            name = path.removeprefix(f"{SHM_FOLDER}/").removesuffix(" (deleted)")
             if name in wanted and not path.endswith(" (deleted)"):
                 holders.setdefault(name, set()).add(int(entry))
     return holders
@@ -54,14 +53,14 @@ def shm_mappers(machine: Machine, names: Iterable[str]) -> dict[str, set[int]]:
 
 def _walk(machine: Machine, below: str) -> list[ShmFile]:
     try:
-        names = machine.listdir(f"{FOLDER}/{below}" if below else FOLDER)
+        names = machine.listdir(f"{SHM_FOLDER}/{below}" if below else SHM_FOLDER)
     except OSError:
         return []
     found: list[ShmFile] = []
     for entry in names:
         name = f"{below}/{entry}" if below else entry
         try:
-            numbers = machine.stat(f"{FOLDER}/{name}")
+            numbers = machine.stat(f"{SHM_FOLDER}/{name}")
         except OSError:
             continue
         if numbers.is_dir:
@@ -77,8 +76,8 @@ def _shm_paths(machine: Machine, pid: str) -> list[str]:
     paths = []
     try:
         for line in machine.read(f"/proc/{pid}/maps").splitlines():
-            if FOLDER in line:
-                paths.append(line[line.index(FOLDER) :])
+            if SHM_FOLDER in line:
+                paths.append(line[line.index(SHM_FOLDER) :])
     except OSError:
         pass
     try:
@@ -90,7 +89,7 @@ def _shm_paths(machine: Machine, pid: str) -> list[str]:
             target = machine.readlink(f"/proc/{pid}/fd/{descriptor}")
         except OSError:
             continue
-        if target.startswith(FOLDER):
+        if target.startswith(SHM_FOLDER):
             paths.append(target)
     return paths
 

@@ -10,9 +10,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from small_tmpfs import Filler, small_tmpfs
 
 from forebay.causes import Cause
-from forebay.engine.cache.host.limits import HostLimits, judge_host_pool, read_host_limits, require_host_pool
+from forebay.engine.cache.host.pool_check import HostLimits, judge_host_pool, read_host_limits, require_host_pool
 from forebay.engine.cache.host.region import CONTROL_BYTES, HostRegion
 from forebay.errors import RefusedError
 from forebay.sizes import GB
@@ -82,6 +83,63 @@ def test_huge_pages_are_used_where_the_kernel_gives_them() -> None:
     if not mapped:
         pytest.skip("this kernel gives shared memory no huge pages")
     assert mapped >= 4 * 2048
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_a_region_that_cannot_be_mapped_leaves_no_descriptor_behind() -> None:
+    region = HostRegion.create([4], [100])
+    before = open_descriptors()
+    with pytest.raises(ValueError, match="smaller"):
+        HostRegion.attach(region.path, [99], [2**20])
+    with pytest.raises(RefusedError, match="cannot map"):
+        HostRegion.create([2**40], [2**22])
+    assert open_descriptors() == before
+    twin = HostRegion.attach(region.path, [4], [100])
+    twin.close()
+    assert open_descriptors() == before
+    region.close()
+    assert len(open_descriptors()) == len(before) - 1
+
+
+def test_a_memory_file_system_that_is_filled_between_check_and_first_touch_is_refused_in_one_line(
+    tmp_path: Path,
+) -> None:
+    """In a process of its own, because a memory access without a page behind it is a SIGBUS."""
+    script = """
+        import sys
+        from forebay.engine.cache.host.region import HostRegion
+        from forebay.errors import RefusedError
+        region = HostRegion.create([48 * 256 - 1], [4096], folder=sys.argv[1])
+        print("created", flush=True)
+        sys.stdin.readline()
+        try:
+            region.fault_in()
+        except RefusedError as error:
+            print(error.code, "|", error.message, "|", error.fix)
+    """
+    with small_tmpfs(tmp_path / "shm", 64 * 2**20) as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "created\n"
+        filler = Filler(folder)
+        filler.fill()
+        said, _ = process.communicate("now\n", timeout=60)
+        filler.empty()
+        filler.close()
+    assert process.returncode == 0, f"ended by signal {-process.returncode}"
+    code, message, fix = said.strip().split(" | ")
+    assert code == Cause.SHM_TOO_SMALL
+    assert "50.33 MB" in message
+    assert "No space left" in message
+    assert fix == "leave out --host-cache, or free memory in /dev/shm"
 
 
 def test_another_process_sees_the_same_pages() -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.engine.config import EngineConfig
 from forebay.engine.ipc.sockets import Endpoints
-from forebay.engine.worker.start import STOP_SIGNALS, HostSpec, WorkerStart
+from forebay.engine.worker.start import STOP_SIGNALS, WorkerStart
 
 __all__ = ["WorkerGroup", "describe_exit"]
 
@@ -24,13 +24,13 @@ class WorkerGroup:
     Args:
         config: what was asked for.
         endpoints: the sockets' folder.
-        machine: what the operator's part read of this machine.
+        available_bytes: memory that can be allocated on this machine; None: not known.
     """
 
-    def __init__(self, config: EngineConfig, endpoints: Endpoints, machine: HostSpec) -> None:
+    def __init__(self, config: EngineConfig, endpoints: Endpoints, available_bytes: int | None) -> None:
         self._config = config
         self._endpoints = endpoints
-        self._machine = machine
+        self._available_bytes = available_bytes
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._watched: set[int] = set()
         self._beats: dict[int, tuple[float, float]] = {}
@@ -54,7 +54,7 @@ class WorkerGroup:
             cache=self._config.cache,
             scheduler=self._config.scheduler,
             process=self._config.process,
-            machine=self._machine,
+            available_bytes=self._available_bytes,
             folder=folder,
             comm_path=comm_path,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from forebay.engine.cache.actions import Backup, Done, LoadBack
 from forebay.engine.cache.config import TierConfig
 from forebay.engine.cache.disk.store import DiskStore
-from forebay.engine.cache.host.limits import require_host_pool
+from forebay.engine.cache.host.pool_check import require_host_pool
 from forebay.engine.cache.host.region import HostRegion, Progress
 from forebay.engine.cache.interface import DeviceBuffers
 from forebay.engine.cache.prefix_cache import PrefixCache, host_page_counts

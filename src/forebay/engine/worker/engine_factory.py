@@ -12,7 +12,7 @@ import torch
 
 from forebay.engine.cache.cache_factory import build_cache, follow_cache
 from forebay.engine.cache.config import TierConfig
-from forebay.engine.cache.host.limits import require_host_pool
+from forebay.engine.cache.host.pool_check import require_host_pool
 from forebay.engine.cache.interface import PrefixCacheProtocol
 from forebay.engine.cache.transfer.copier import CopyRuns, native_copy_runs
 from forebay.engine.cache.transfer.rank_transfers import RankTransfers
@@ -84,7 +84,7 @@ def build_rank(start: WorkerStart, folder: Path, report: Report, log: EventLog, 
     tp = start.process.tp
     inspected = inspect(folder, dtype=start.model.dtype, tp=tp)
     spec = inspected.kv_spec(start.cache.page_size)
-    pages = device_pages(spec, tp, start.cache.device_bytes, start.machine.available_bytes)
+    pages = device_pages(spec, tp, start.cache.device_bytes, start.available_bytes)
     context = context_length(start, inspected, pages * spec.page_size, log)
     backend = load_backend(threads=threads, progress=lambda line: log.info("kernels", message=line))
     fingerprint = ""

@@ -128,7 +128,11 @@ class _Worker:
             return None
         from forebay.engine.distributed.collectives import SharedMemoryComm
 
-        return SharedMemoryComm(self.start.rank, self.start.process.tp, os.open(path, os.O_RDWR))
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return SharedMemoryComm(self.start.rank, self.start.process.tp, descriptor)
+        finally:
+            os.close(descriptor)  # the mapping keeps the memory
 
     def fail(self, error: BaseException) -> int:
         """Report a failure; returns the exit code."""

@@ -9,7 +9,7 @@ import msgspec
 from forebay.engine.config import CacheConfig, ModelConfig, ProcessConfig, SchedulerConfig
 from forebay.engine.ipc.sockets import Endpoints
 
-__all__ = ["STOP_SIGNALS", "HostSpec", "WorkerStart", "ignore_stop_signals"]
+__all__ = ["STOP_SIGNALS", "WorkerStart", "ignore_stop_signals"]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """A worker starts with these blocked and then ignores them: the API server decides when it ends."""
@@ -22,15 +22,6 @@ def ignore_stop_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-class HostSpec(msgspec.Struct, frozen=True):
-    """What the operator's part read of this machine; None where it did not look."""
-
-    available_bytes: int | None = None
-    """Memory that can still be taken: the smaller of MemAvailable and the control group's room."""
-    shm_free_bytes: int | None = None
-    """Free space in /dev/shm."""
-
-
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a rank is told."""
 
@@ -40,7 +31,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig
     scheduler: SchedulerConfig
     process: ProcessConfig
-    machine: HostSpec
+    available_bytes: int | None = None
+    """Memory that could still be allocated when the server started, read once for all ranks; None: not known."""
     folder: str | None = None
     """The model's folder where it is known already (ranks above 0)."""
     comm_path: str | None = None

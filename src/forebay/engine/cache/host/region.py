@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import numpy.typing as npt
 
+from forebay.causes import Cause
 from forebay.errors import RefusedError
+from forebay.hostmemory.shm import SHM_FOLDER
 from forebay.kv.pool_sizes import CONTROL_BYTES
 from forebay.sizes import format_size
 
@@ -31,7 +35,6 @@ __all__ = ["CONTROL_BYTES", "READ_COMPLETE", "READ_FAILED", "READ_PENDING", "Hos
 Progress = Callable[[int, int, float], None]
 """(bytes done, bytes in total, bytes a second)"""
 
-CONTROL_BYTES = CONTROL_BYTES
 READ_PENDING, READ_COMPLETE, READ_FAILED = 0, 1, -1
 
 _CHUNK = 64 * 2**20
@@ -75,24 +78,36 @@ class HostRegion:
         return CONTROL_BYTES + sum(count * size for count, size in zip(page_counts, page_bytes))
 
     @classmethod
-    def create(cls, page_counts: Sequence[int], page_bytes: Sequence[int]) -> HostRegion:
-        """A new region; its memory is not there yet (see ``fault_in``)."""
+    def create(cls, page_counts: Sequence[int], page_bytes: Sequence[int], folder: str = SHM_FOLDER) -> HostRegion:
+        """A new region in a memory file system; its memory is not allocated yet (see ``fault_in``).
+
+        Raises:
+            RefusedError: it cannot be mapped.
+        """
         try:
-            descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError:
             descriptor = os.memfd_create("forebay-host-cache", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(descriptor, cls.size(page_counts, page_bytes))
-            return cls(descriptor, page_counts, page_bytes)
-        except (OSError, ValueError, OverflowError) as error:
-            os.close(descriptor)
-            size = format_size(cls.size(page_counts, page_bytes))
-            raise RefusedError(f"host cache: cannot map {size} of shared memory: {error}") from error
+        with ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            try:
+                os.ftruncate(descriptor, cls.size(page_counts, page_bytes))
+                region = cls(descriptor, page_counts, page_bytes)
+            except (OSError, ValueError, OverflowError) as error:
+                size = format_size(cls.size(page_counts, page_bytes))
+                raise RefusedError(f"host cache: cannot map {size} of shared memory: {error}") from error
+            undo.pop_all()
+        return region
 
     @classmethod
     def attach(cls, path: str, page_counts: Sequence[int], page_bytes: Sequence[int]) -> HostRegion:
         """Map another process's region through ``path``, its /proc/<pid>/fd/<descriptor>."""
-        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), page_counts, page_bytes)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        with ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            region = cls(descriptor, page_counts, page_bytes)
+            undo.pop_all()
+        return region
 
     @property
     def path(self) -> str:
@@ -108,25 +123,45 @@ class HostRegion:
         return memoryview(self._groups[group][page])
 
     def fault_in(self, progress: Progress | None = None) -> float:
-        """Take all the memory now, so that lack of it shows now; returns seconds."""
+        """Allocate and map all the memory now, so that a lack of it shows now; returns seconds.
+
+        Raises:
+            RefusedError: there is not enough, for example because another process has filled /dev/shm meanwhile.
+        """
         started = time.perf_counter()
         for start in range(0, self.nbytes, _CHUNK):
-            self._collapse(start, min(self.nbytes, start + _CHUNK))
-            # What could not be had in huge pages comes in small ones.
-            self._whole[start : start + _CHUNK : _SMALL] = 0
+            done = min(self.nbytes, start + _CHUNK)
+            try:
+                self._allocate(start, done)
+            except OSError as error:
+                raise self._refusal(start, error) from error
+            # The pages are allocated; writing to each maps it, so that no transfer waits for that later.
+            self._whole[start:done:_SMALL] = 0
             if progress is not None:
-                done = min(self.nbytes, start + _CHUNK)
                 progress(done, self.nbytes, done / max(1e-9, time.perf_counter() - started))
         return time.perf_counter() - started
 
-    def _collapse(self, start: int, stop: int) -> None:
-        """Ask for huge pages under these bytes; those that there are none for stay as they are."""
+    def _refusal(self, allocated: int, error: OSError) -> RefusedError:
+        largest = f"ask for at most --host-cache {allocated // 10**6}MB" if allocated else "leave out --host-cache"
+        return RefusedError(
+            f"host cache: only {format_size(allocated)} of {format_size(self.nbytes)} of shared memory could be "
+            f"allocated: {error.strerror}",
+            fix=f"{largest}, or free memory in /dev/shm",
+            code=Cause.SHM_TOO_SMALL if error.errno == errno.ENOSPC else Cause.HOST_POOL_TOO_BIG,
+        )
+
+    def _allocate(self, start: int, stop: int) -> None:
+        """Allocate memory for these bytes, in huge pages where the kernel has them. Raises OSError when there is none.
+
+        By system calls: a memory access for which the file system has no page left is not an error but a SIGBUS.
+        """
         for offset in range(start, stop - _HUGE + 1, _HUGE):
-            # A range nothing of which is there yet is refused.
-            self._whole[offset] = 0
+            # The kernel collapses only ranges of which at least one page exists.
+            os.pwrite(self.descriptor, b"\0", offset)
         length = (stop - start) // _HUGE * _HUGE
         if length:
             _LIBC.madvise(self._whole.ctypes.data + start, length, _MADV_COLLAPSE)
+        os.posix_fallocate(self.descriptor, start, stop - start)
 
     def close(self) -> None:
         """Unmap; views handed out before keep the memory until they are gone."""
