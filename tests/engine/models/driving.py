@@ -16,7 +16,8 @@ from forebay.engine.kernels import load_backend
 from forebay.engine.kernels.interface import KernelBackend
 from forebay.engine.kernels.torch_fallback import TorchBackend
 from forebay.engine.model_executor.model_runner import ModelRunner, make_runner
-from forebay.engine.model_executor.step import SamplingParams, SeqStep, StepBatch, StepResult
+from forebay.engine.model_executor.step import SeqStep, StepBatch, StepResult
+from forebay.engine.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -15,7 +15,8 @@ from tiny_models import VOCAB, make_tiny
 
 from forebay.engine.kernels.interface import KernelBackend
 from forebay.engine.model_executor.model_runner import ModelRunner
-from forebay.engine.model_executor.step import SamplingParams, StepBatch
+from forebay.engine.model_executor.step import StepBatch
+from forebay.engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.engine
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from forebay.engine.model_executor.sampling import sample, uniform
-from forebay.engine.model_executor.step import SamplingParams, SeqStep
+from forebay.engine.model_executor.step import SeqStep
+from forebay.engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.engine
 
@@ -23,19 +24,23 @@ def logits_of(seed: int, size: int = SIZE) -> np.ndarray[Any, np.dtype[np.float3
 
 
 def seq(
-    params: SamplingParams, position: int = 7, prompt: list[int] | None = None, output: list[int] | None = None
+    params: SamplingParams,
+    position: int = 7,
+    prompt: list[int] | None = None,
+    output: list[int] | None = None,
+    banned: tuple[int, ...] = (),
 ) -> SeqStep:
     tokens = np.zeros(1, dtype=np.int32)
     told = None if prompt is None else np.asarray(prompt, dtype=np.int32)
-    return SeqStep(0, tokens, position - 1, [], True, params, told, output)
+    return SeqStep(0, tokens, position - 1, [], True, params, banned, told, output)
 
 
-def draw(row: np.ndarray[Any, Any], params: SamplingParams, position: int = 7, **told: list[int]) -> int:
+def draw(row: np.ndarray[Any, Any], params: SamplingParams, position: int = 7, **told: Any) -> int:
     return sample(row[None].copy(), [seq(params, position, **told)])[0].token_id
 
 
-def many(row: np.ndarray[Any, Any], params: SamplingParams, count: int = 400) -> set[int]:
-    return {draw(row, replace(params, seed=s)) for s in range(count)}
+def many(row: np.ndarray[Any, Any], params: SamplingParams, count: int = 400, **told: Any) -> set[int]:
+    return {draw(row, replace(params, seed=s), **told) for s in range(count)}
 
 
 def reference_set(row: np.ndarray[Any, Any], params: SamplingParams) -> set[int]:
@@ -138,14 +143,14 @@ def test_penalties_are_openais_and_ctrls() -> None:
 def test_banned_tokens_are_never_drawn() -> None:
     row = logits_of(3)
     best = int(row.argmax())
-    assert draw(row, SamplingParams(temperature=0.0, banned_tokens=(best,))) == int(np.argsort(-row)[1])
-    assert best not in many(row, SamplingParams(banned_tokens=(best,), top_k=3), 100)
+    assert draw(row, SamplingParams(temperature=0.0), banned=(best,)) == int(np.argsort(-row)[1])
+    assert best not in many(row, SamplingParams(top_k=3), 100, banned=(best,))
 
 
 def test_logprobs_are_the_models_own_before_any_filter() -> None:
     row = logits_of(4)
-    params = SamplingParams(temperature=0.5, top_p=0.5, logprobs=3, banned_tokens=(int(row.argmax()),))
-    got = sample(row[None].copy(), [seq(params)])[0]
+    params = SamplingParams(temperature=0.5, top_p=0.5, logprobs=3)
+    got = sample(row[None].copy(), [seq(params, banned=(int(row.argmax()),))])[0]
     wide = row.astype(np.float64)
     expected = wide - np.log(np.exp(wide).sum())
     best = np.argsort(-row)[:3]

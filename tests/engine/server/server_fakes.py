@@ -15,7 +15,8 @@ from forebay.engine.cache.config import TierConfig
 from forebay.engine.cache.interface import Int32Array
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.prefix_cache import PrefixCache
-from forebay.engine.model_executor.step import SampledToken, SamplingParams, StepBatch, StepResult
+from forebay.engine.model_executor.step import SampledToken, StepBatch, StepResult
+from forebay.engine.sampling_params import SamplingParams
 from forebay.engine.scheduler.sequence import Sequence
 from forebay.kv.spec import KVSpec, LayerGroup, Part
 
@@ -72,7 +73,7 @@ class FakeRunner:
         for offset, token in enumerate(seq.tokens):
             state = chain(state, token)
             self.pool[self._slot(table, seq.start + offset)] = state
-        return SampledToken(pick(state, seq.sampling.banned_tokens)) if seq.sample else None
+        return SampledToken(pick(state, seq.banned_tokens)) if seq.sample else None
 
     def _slot(self, table: Int32Array, position: int) -> tuple[int, int]:
         page = int(table[position // self.page_size])
@@ -141,11 +142,5 @@ def make_cache(num_pages: int, page_size: int, seed: int = 0, *, loads: bool = F
 def make_sequence(
     seq_id: int, prompt: list[int], max_tokens: int, stop_ids: tuple[int, ...] = (), min_tokens: int = 0
 ) -> Sequence:
-    return Sequence(
-        seq_id,
-        np.asarray(prompt, dtype=np.int32),
-        SamplingParams(temperature=0.0),
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        stop_ids=stop_ids,
-    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_ids)
+    return Sequence(seq_id, np.asarray(prompt, dtype=np.int32), sampling)

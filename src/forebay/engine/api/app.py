@@ -139,7 +139,7 @@ async def _generate(
         format_class(
             model,
             service.text.codec,
-            wants_logprobs=options.logprobs is not None,
+            wants_logprobs=options.sampling.logprobs is not None,
             wants_tokens=options.return_token_ids,
         ),
         stream=options.stream,

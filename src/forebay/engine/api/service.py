@@ -23,6 +23,7 @@ from forebay.engine.api.text.chat_template import ChatTemplate
 from forebay.engine.api.text.tokenizer import ModelTokenizer
 from forebay.engine.config import EngineConfig
 from forebay.engine.ipc.messages import StepReport, Submit, TokenEvent, pack_tokens
+from forebay.engine.sampling_params import SamplingParams
 
 __all__ = ["ModelTextAssets", "Service"]
 
@@ -111,8 +112,8 @@ class Service:
             for number in range(request.choices.n):
                 seq_id = next(self._ids)
                 options = request.choices
-                choices.append(Choice(seq_id, len(choices), codec, options.stops, options.min_tokens))
-                submits.append(self._submit_message(request, seq_id, packed, max_tokens, number))
+                choices.append(Choice(seq_id, len(choices), codec, options.stops, options.sampling.min_tokens))
+                submits.append(Submit(seq_id, packed, self._sampling(request, max_tokens, number)))
         generation = Generation(
             choices,
             prompt_lengths=[len(prompt) for prompt in prompts],
@@ -139,7 +140,8 @@ class Service:
         generation = Generation([choice], prompt_lengths=[1], choices_per_prompt=1, arrived_at=began)
         self._live[choice.seq_id] = generation
         self._probes.add(choice.seq_id)
-        self.link.submit([_probe_message(choice.seq_id, self.text.end_tokens[0] if self.text.end_tokens else 0)])
+        prompt = pack_tokens([self.text.end_tokens[0] if self.text.end_tokens else 0])
+        self.link.submit([Submit(choice.seq_id, prompt, SamplingParams(temperature=0.0))])
         try:
             while await generation.next_deltas():
                 pass
@@ -235,32 +237,17 @@ class Service:
         pace_s = (time.monotonic() - times[0]) / len(times)
         return max(1, min(_MOST_RETRY_AFTER_S, math.ceil(pace_s * self.config.scheduler.max_queue / 4)))
 
-    def _submit_message(
-        self, request: GenerationRequest, seq_id: int, prompt: bytes, max_tokens: int, number: int
-    ) -> Submit:
+    def _sampling(self, request: GenerationRequest, max_tokens: int, number: int) -> SamplingParams:
+        """The settings of choice ``number`` of a prompt."""
         options = request.choices
         assert self.text is not None
         ends = () if options.ignore_eos else self.text.end_tokens
-        return Submit(
-            seq_id=seq_id,
-            prompt=prompt,
+        return msgspec.structs.replace(
+            options.sampling,
             max_tokens=max_tokens,
-            min_tokens=options.min_tokens,
-            stop_ids=tuple(dict.fromkeys((*ends, *options.stop_ids))),
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            repetition_penalty=options.repetition_penalty,
-            seed=(options.seed + number) % 2**63,
-            logprobs=options.logprobs,
+            stop_token_ids=tuple(dict.fromkeys((*ends, *options.sampling.stop_token_ids))),
+            seed=(options.sampling.seed + number) % 2**63,
         )
-
-
-def _probe_message(seq_id: int, token: int) -> Submit:
-    return Submit(seq_id, pack_tokens([token]), 1, 0, (), 0.0, 1.0, -1, 0.0, 0.0, 0.0, 1.0, 0, None)
 
 
 def _request_states(stats: dict[str, Any]) -> dict[str, int]:

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from forebay.engine.sampling_params import SamplingParams
+
 __all__ = [
     "Abort",
     "AttachHostPool",
@@ -59,23 +61,11 @@ class _Wire(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Submit(_Wire, frozen=True):
-    """One sequence to generate. ``sampling`` holds the fields of step.SamplingParams in their order."""
+    """One sequence to generate."""
 
     seq_id: int
     prompt: bytes
-    max_tokens: int
-    min_tokens: int
-    stop_ids: tuple[int, ...]
-    """Tokens that end the sequence (the model's end tokens unless ``ignore_eos``, and the client's own)."""
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    seed: int
-    logprobs: int | None
+    sampling: SamplingParams
 
 
 class Abort(_Wire, frozen=True):

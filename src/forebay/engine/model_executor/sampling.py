@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forebay.engine.model_executor.step import SampledToken, SamplingParams, SeqStep
+from forebay.engine.model_executor.step import SampledToken, SeqStep
+from forebay.engine.sampling_params import SamplingParams
 
 __all__ = ["all_greedy", "sample", "uniform"]
 
@@ -40,7 +41,7 @@ def sample(logits: Floats, seqs: list[SeqStep]) -> list[SampledToken]:
 
 def all_greedy(seqs: list[SeqStep]) -> bool:
     """Whether every sequence just takes its most likely token."""
-    return all(_is_plain_greedy(seq.sampling) for seq in seqs)
+    return all(_is_plain_greedy(seq) for seq in seqs)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -55,26 +56,23 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _has_penalty(params: SamplingParams) -> bool:
-    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
-
-
-def _is_plain_greedy(params: SamplingParams) -> bool:
+def _is_plain_greedy(seq: SeqStep) -> bool:
+    params = seq.sampling
     return (
         (params.temperature < _GREEDY_BELOW or params.top_k == 1)
         and params.logprobs is None
-        and not params.banned_tokens
-        and not _has_penalty(params)
+        and not seq.banned_tokens
+        and not params.has_penalty
     )
 
 
 def _sample_row(row: Floats, seq: SeqStep) -> SampledToken:
     params = seq.sampling
     raw = row.copy() if params.logprobs is not None else row
-    if _has_penalty(params):
+    if params.has_penalty:
         _penalise(row, seq)
-    if params.banned_tokens:
-        row[np.asarray(params.banned_tokens)] = -np.inf
+    if seq.banned_tokens:
+        row[np.asarray(seq.banned_tokens)] = -np.inf
     if params.temperature < _GREEDY_BELOW or params.top_k == 1:
         token = int(row.argmax())
     else:

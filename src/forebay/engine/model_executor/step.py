@@ -11,31 +11,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LayerEvents", "Runner", "SampledToken", "SamplingParams", "SeqStep", "StepBatch", "StepResult"]
+from forebay.engine.sampling_params import SamplingParams
+
+__all__ = ["LayerEvents", "Runner", "SampledToken", "SeqStep", "StepBatch", "StepResult"]
 
 Int32Array = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one sequence's next token is chosen (OpenAI's and SGLang's meanings).
-
-    ``seed`` is always set (the front draws one when the client gives none): the random number for the token at
-    position p depends on (seed, p) only, so that batching, preemption and restarts never change a sampled token.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-    logprobs: int | None = None
-    """None: none; n: the chosen token's and the n best alternatives'."""
-    banned_tokens: tuple[int, ...] = ()
-    """Never sampled (the end-of-sequence ids before ``min_tokens``)."""
 
 
 @dataclass(slots=True)
@@ -53,6 +33,8 @@ class SeqStep:
     sample: bool
     """True: the last token's logits are wanted and a token is sampled from them (rank 0)."""
     sampling: SamplingParams
+    banned_tokens: tuple[int, ...] = ()
+    """Never sampled in this step (the stop tokens before ``min_tokens``)."""
     prompt: Int32Array | None = None
     """All prompt tokens; only set when a penalty needs them."""
     output: list[int] | None = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.engine.cache.interface import CachedTokens, Lease
-from forebay.engine.model_executor.step import SamplingParams, SeqStep
+from forebay.engine.model_executor.step import SeqStep
+from forebay.engine.sampling_params import SamplingParams
 
 __all__ = ["Sequence"]
 
@@ -28,25 +28,12 @@ class Sequence:
     Args:
         seq_id: the front's number for it.
         prompt: token ids; at least one.
-        sampling: how tokens are chosen.
-        max_tokens: tokens to generate at most; at least one.
-        min_tokens: no ``stop_ids`` before this many.
-        stop_ids: tokens that end it.
+        sampling: how tokens are chosen, and when it ends.
     """
 
-    def __init__(
-        self,
-        seq_id: int,
-        prompt: Int32Array,
-        sampling: SamplingParams,
-        *,
-        max_tokens: int,
-        min_tokens: int = 0,
-        stop_ids: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, seq_id: int, prompt: Int32Array, sampling: SamplingParams) -> None:
         self.seq_id = seq_id
         self.prompt_len = len(prompt)
-        self.max_tokens = max_tokens
         self.length = len(prompt)
         self.computed = 0
         self.reserved = 0
@@ -54,12 +41,9 @@ class Sequence:
         self.lease: Lease | None = None
         self.cached: CachedTokens | None = None
         """What the first opening found; a reopening after preemption does not change it."""
-        self._buffer = np.empty(max(64, len(prompt) + min(max_tokens, 256)), dtype=np.int32)
+        self._buffer = np.empty(max(64, len(prompt) + min(sampling.max_tokens, 256)), dtype=np.int32)
         self._buffer[: len(prompt)] = prompt
-        self._stop_ids = frozenset(stop_ids)
-        self._min_tokens = min_tokens
         self._sampling = sampling
-        self._guarded = replace(sampling, banned_tokens=tuple(stop_ids)) if min_tokens and stop_ids else sampling
 
     @property
     def tokens(self) -> Int32Array:
@@ -82,7 +66,7 @@ class Sequence:
     @property
     def most_tokens(self) -> int:
         """Positions it can ever need (the last token's KV is never computed)."""
-        return self.prompt_len + self.max_tokens - 1
+        return self.prompt_len + self._sampling.max_tokens - 1
 
     @property
     def gate(self) -> Any | None:
@@ -114,10 +98,8 @@ class Sequence:
         """The step that computes the next ``count`` tokens."""
         assert self.lease is not None
         stop = self.computed + count
-        sampling = self._guarded if self.num_output < self._min_tokens else self._sampling
-        penalised = (
-            sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
-        ) and stop == self.length
+        sampling = self._sampling
+        penalised = sampling.has_penalty and stop == self.length
         return SeqStep(
             seq_id=self.seq_id,
             tokens=self._buffer[self.computed : stop],
@@ -125,6 +107,7 @@ class Sequence:
             page_tables=self.lease.page_tables,
             sample=stop == self.length,
             sampling=sampling,
+            banned_tokens=sampling.stop_token_ids if self.num_output < sampling.min_tokens else (),
             prompt=self._buffer[: self.prompt_len] if penalised else None,
             output=self._buffer[self.prompt_len : self.length].tolist() if penalised else None,
         )
@@ -135,6 +118,7 @@ class Sequence:
             self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
         self._buffer[self.length] = token
         self.length += 1
-        if token in self._stop_ids and self.num_output > self._min_tokens:
+        sampling = self._sampling
+        if token in sampling.stop_token_ids and self.num_output > sampling.min_tokens:
             return "stop"
-        return "length" if self.num_output >= self.max_tokens else None
+        return "length" if self.num_output >= sampling.max_tokens else None

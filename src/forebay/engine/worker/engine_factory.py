@@ -24,7 +24,8 @@ from forebay.engine.kernels.interface import KernelBackend
 from forebay.engine.kernels.native_backend import NativeBackend
 from forebay.engine.model_executor.load_model import LoadedModel, inspect, load
 from forebay.engine.model_executor.model_runner import ModelRunner
-from forebay.engine.model_executor.step import Runner, SamplingParams, SeqStep, StepBatch
+from forebay.engine.model_executor.step import Runner, SeqStep, StepBatch
+from forebay.engine.sampling_params import SamplingParams
 from forebay.engine.worker.engine import Engine
 from forebay.engine.worker.resource_limits import (
     context_length,

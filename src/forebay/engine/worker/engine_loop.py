@@ -10,7 +10,6 @@ import numpy as np
 from forebay.engine.cache.interface import Tier
 from forebay.engine.ipc.messages import Abort, FrontMessage, RpcRequest, RpcResponse, StepReport, Stop, Submit
 from forebay.engine.ipc.sockets import Inbox, Outbox
-from forebay.engine.model_executor.step import SamplingParams
 from forebay.engine.scheduler.scheduler import Scheduler, StepOutcome
 from forebay.engine.scheduler.sequence import Sequence
 from forebay.engine.worker.engine import Engine
@@ -85,7 +84,8 @@ class EngineLoop:
     def _handle(self, message: FrontMessage) -> None:
         match message:
             case Submit():
-                self._scheduler.submit(_sequence(message))
+                prompt = np.frombuffer(message.prompt, dtype=np.int32)
+                self._scheduler.submit(Sequence(message.seq_id, prompt, message.sampling))
             case Abort():
                 self._scheduler.abort(message.seq_ids)
             case RpcRequest():
@@ -122,25 +122,3 @@ class EngineLoop:
             "loading": loading,
             "preemptions": self._scheduler.num_preemptions,
         }
-
-
-def _sequence(message: Submit) -> Sequence:
-    sampling = SamplingParams(
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty,
-        seed=message.seed,
-        logprobs=message.logprobs,
-    )
-    return Sequence(
-        message.seq_id,
-        np.frombuffer(message.prompt, dtype=np.int32),
-        sampling,
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        stop_ids=message.stop_ids,
-    )

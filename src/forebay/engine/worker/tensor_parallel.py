@@ -33,7 +33,8 @@ from forebay.engine.ipc.messages import (
     pack_tokens,
 )
 from forebay.engine.ipc.sockets import Endpoints, Inbox, Outbox
-from forebay.engine.model_executor.step import Runner, SamplingParams, SeqStep, StepBatch, StepResult
+from forebay.engine.model_executor.step import Runner, SeqStep, StepBatch, StepResult
+from forebay.engine.sampling_params import SamplingParams
 from forebay.errors import DeadError
 
 __all__ = ["RankGroup", "TPFollower", "TPLeaderRunner"]

@@ -70,9 +70,9 @@ class GenerationRequest:
                 param="messages" if self.is_chat else "prompt",
                 code="context_length_exceeded",
             )
-        if self.choices.min_tokens > wanted:
+        if self.choices.sampling.min_tokens > wanted:
             raise ApiError(
-                f"'min_tokens' ({self.choices.min_tokens}) is above the tokens to generate ({wanted}).",
+                f"'min_tokens' ({self.choices.sampling.min_tokens}) is above the tokens to generate ({wanted}).",
                 param="min_tokens",
             )
         return wanted

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.engine.api.errors import ApiError, not_implemented
+from forebay.engine.sampling_params import SamplingParams
 
 __all__ = ["Choices", "Fields", "read_choices"]
 
@@ -103,19 +104,10 @@ class Choices:
 
     n: int
     max_tokens: int | None
-    min_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    seed: int
-    logprobs: int | None
+    sampling: SamplingParams
+    """Complete but for ``max_tokens`` and the model's own end tokens."""
     ignore_eos: bool
     stops: tuple[str, ...]
-    stop_ids: tuple[int, ...]
     stream: bool
     include_usage: bool
     return_token_ids: bool
@@ -125,10 +117,7 @@ def read_choices(fields: Fields, *, logprobs: int | None, max_tokens: int | None
     """The sampling part of a request; ``logprobs`` and ``max_tokens`` are read by the endpoints, which differ there."""
     n = fields.integer("n", 1, 1, _MOST_CHOICES) or 1
     stream = fields.flag("stream")
-    return Choices(
-        n=n,
-        max_tokens=max_tokens,
-        min_tokens=fields.integer("min_tokens", 0, 0, 2**31 - 1) or 0,
+    sampling = SamplingParams(
         temperature=fields.number("temperature", 1.0, 0.0, 2.0),
         top_p=_top_p(fields),
         top_k=_top_k(fields),
@@ -138,9 +127,15 @@ def read_choices(fields: Fields, *, logprobs: int | None, max_tokens: int | None
         repetition_penalty=_repetition_penalty(fields),
         seed=_seed(fields),
         logprobs=logprobs,
+        min_tokens=fields.integer("min_tokens", 0, 0, 2**31 - 1) or 0,
+        stop_token_ids=_stop_ids(fields, vocab_size),
+    )
+    return Choices(
+        n=n,
+        max_tokens=max_tokens,
+        sampling=sampling,
         ignore_eos=fields.flag("ignore_eos"),
         stops=_stops(fields),
-        stop_ids=_stop_ids(fields, vocab_size),
         stream=stream,
         include_usage=_include_usage(fields, stream),
         return_token_ids=fields.flag("return_token_ids"),
