@@ -21,8 +21,9 @@ import zmq
 
 from forebay.engine.ipc.messages import FrontMessage, PlanMessage, StepAck, WorkerMessage
 
-__all__ = ["Endpoints", "Inbox", "Outbox"]
+__all__ = ["Endpoints", "Inbox", "Outbox", "encode"]
 
+AnyMessage = FrontMessage | WorkerMessage | PlanMessage | StepAck
 Message = TypeVar("Message")
 _PREFIX = "forebay-ipc-"
 _LOCK = "lock"
@@ -94,6 +95,14 @@ def _remove_if_dead(folder: Path) -> None:
         os.close(lock)
 
 
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+
+
+def encode(message: AnyMessage) -> bytes:
+    """A message as it goes over a socket; a message for several receivers is encoded once."""
+    return _encoder.encode(message)
+
+
 class Outbox:
     """Sends messages from one thread."""
 
@@ -101,17 +110,20 @@ class Outbox:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 500)
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=str)
         if bind:
             self._socket.bind(address)
         else:
             self._socket.connect(address)
 
-    def send(self, message: FrontMessage | WorkerMessage | PlanMessage | StepAck) -> None:
-        """Queue ``message``; never blocks: there is no high-water mark (senders are bounded by the request queue), and
-        where a bound socket has no peer any more, the message is dropped: whoever it was for is dead."""
+    def send(self, message: AnyMessage) -> None:
+        """Queue ``message``; see ``send_encoded``."""
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, message: bytes) -> None:
+        """Queue a message that ``encode`` made. Never blocks: there is no high-water mark (the request queue bounds the
+        senders), and where a bound socket has lost its peer, the message is dropped, because its receiver is dead."""
         with contextlib.suppress(zmq.Again):
-            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+            self._socket.send(message, zmq.NOBLOCK)
 
     def close(self) -> None:
         """Send what is queued (half a second at most) and close."""

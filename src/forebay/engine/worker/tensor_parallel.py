@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 import zmq
 
@@ -30,9 +31,8 @@ from forebay.engine.ipc.messages import (
     PlannedSequence,
     StepAck,
     Transfer,
-    pack_tokens,
 )
-from forebay.engine.ipc.sockets import Endpoints, Inbox, Outbox
+from forebay.engine.ipc.sockets import Endpoints, Inbox, Outbox, encode
 from forebay.engine.model_executor.step import Runner, SeqStep, StepBatch, StepResult
 from forebay.engine.sampling_params import SamplingParams
 from forebay.errors import DeadError
@@ -48,16 +48,15 @@ _RECORDS: dict[str, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-class _PlanDigest:
-    """A running hash over step plans."""
+class _StepDigest:
+    """A running hash over the steps of one server."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_64()
-        self._encoder = msgspec.msgpack.Encoder()
 
-    def add(self, plan: BroadcastStep) -> int:
-        """Take in one plan; returns the hash of all so far."""
-        self._hash.update(self._encoder.encode(plan))
+    def add(self, step: bytes) -> int:
+        """Add one encoded BroadcastStep; returns the hash of all steps so far."""
+        self._hash.update(step)
         value: int = self._hash.intdigest()
         return value
 
@@ -74,7 +73,7 @@ class RankGroup:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoints: Endpoints, size: int) -> None:
         self._plans = [Outbox(context, endpoints.plan(rank)) for rank in range(1, size)]
         self._inbox: Inbox[StepAck] = Inbox(context, endpoints.followed, StepAck, bind=True)
-        self._digest = _PlanDigest()
+        self._digest = _StepDigest()
         self._digests: OrderedDict[int, int] = OrderedDict()
         self._step = 0
         self._ended: list[tuple[int, Done]] = []
@@ -96,15 +95,18 @@ class RankGroup:
         self._receive()
         self._step += 1
         seqs = [
-            PlannedSequence(s.seq_id, pack_tokens(s.tokens), s.start, tuple(map(pack_tokens, s.page_tables)), s.sample)
+            PlannedSequence(
+                s.seq_id, _int32_bytes(s.tokens), s.start, tuple(map(_int32_bytes, s.page_tables)), s.sample
+            )
             for s in batch.seqs
         ]
         gates = tuple(PlannedGate(gate.ids, gate.timeout_s) for gate in batch.gates)
-        plan = BroadcastStep(self._step, seqs, gates)
-        self._digests[self._step] = self._digest.add(plan)
+        encoded = encode(BroadcastStep(self._step, seqs, gates))
+        self._digests[self._step] = self._digest.add(encoded)
         while len(self._digests) > _KEPT_DIGESTS:
             self._digests.popitem(last=False)
-        self._send(plan)
+        for outbox in self._plans:
+            outbox.send_encoded(encoded)
 
     def collect(self) -> Iterator[tuple[int, Done]]:
         """Transfers that have ended on other ranks since the last call.
@@ -172,7 +174,7 @@ class TPFollower:
         self._rank = rank
         self._plans: Inbox[PlanMessage] = Inbox(context, endpoints.plan(rank), PlanMessage, bind=True)
         self._outbox = Outbox(context, endpoints.followed)
-        self._digest = _PlanDigest()
+        self._digest = _StepDigest()
         self._step = self._digest_value = 0
         self._transfers: RankTransfers | None = None
         self._pending = 0
@@ -218,7 +220,7 @@ class TPFollower:
             assert self._transfers is not None, "a step waits for loads without a host region"
             gates = [self._transfers.gate(gate.load_ids, gate.timeout_s) for gate in plan.gates]
         runner.execute(StepBatch([_sequence(planned) for planned in plan.seqs], gates))
-        self._step, self._digest_value = plan.step, self._digest.add(plan)
+        self._step, self._digest_value = plan.step, self._digest.add(encode(plan))
         self._report()
 
     def _report(self) -> None:
@@ -226,6 +228,11 @@ class TPFollower:
         self._pending -= len(ended)
         done = [EndedTransfer(d.id, d.ok, d.nbytes, d.seconds, d.reason) for d in ended]
         self._outbox.send(StepAck(self._rank, self._step, self._digest_value, done))
+
+
+def _int32_bytes(values: npt.NDArray[np.int32]) -> bytes:
+    """The array's bytes in one copy; never element by element."""
+    return np.asarray(values, dtype=np.int32).tobytes()
 
 
 def _sequence(planned: PlannedSequence) -> SeqStep:
