@@ -103,7 +103,7 @@ class TierConfig:
                 "disk tier: the folder and the size belong together", fix="give --disk-cache and --disk-size"
             )
         if self.disk_dir is not None and not self.fingerprint:
-            raise UsageError("disk tier: no model fingerprint to salt the pages with")
+            raise UsageError("disk tier: no model fingerprint to name the pages by")
         for group in spec.groups:
             for part in group.parts:
                 part.heads_per_rank(self.tp)

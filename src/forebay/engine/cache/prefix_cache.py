@@ -83,7 +83,7 @@ class PrefixCache:
         self.pools = CachePools(spec.page_size, config.device_pages, counts, config.eviction, self._cost)
         self.tree = self.pools.tree
         if store is not None:
-            self.tree.root.digest = store.salt
+            self.tree.root.digest = store.namespace
         ids = itertools.count(1)
         self.offload = OffloadManager(
             self.pools,

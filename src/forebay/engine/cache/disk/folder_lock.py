@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ __all__ = ["take_folder"]
 
 
 def take_folder(folder: Path) -> int:
-    """Make ``folder`` if it is missing, and lock it; the lock is the descriptor's that is returned.
+    """Make ``folder`` if it is missing, and lock it; closing the returned descriptor releases the lock.
 
     Raises:
         RefusedError: another server holds it.
@@ -33,6 +34,7 @@ def take_folder(folder: Path) -> int:
             f"disk cache: {folder} is in use by the server with pid {holder}",
             fix="stop that server, or give this one a folder of its own with --disk-cache",
         ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # only for the message above: a full disk is no reason not to start
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor

@@ -41,20 +41,20 @@ _TRAILER_MAGIC = b"FBINDEX1"
 TRAILER_BYTES = _TRAILER.size
 
 
-def pack_segment_header(salt: bytes, number: int) -> bytes:
-    """The first 64 bytes of segment ``number`` of the model whose root address is ``salt``."""
-    body = _SEGMENT.pack(_SEGMENT_MAGIC, salt, number, 0)[:-8]
+def pack_segment_header(namespace: bytes, number: int) -> bytes:
+    """The first 64 bytes of segment ``number``, whose pages belong to ``namespace`` (a model and a page shape)."""
+    body = _SEGMENT.pack(_SEGMENT_MAGIC, namespace, number, 0)[:-8]
     return (body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))).ljust(SEGMENT_HEADER_BYTES, b"\0")
 
 
 def unpack_segment_header(data: bytes) -> tuple[bytes, int] | None:
-    """(salt, number), or None if this is no segment."""
+    """(namespace, number), or None if this is no segment."""
     if len(data) < _SEGMENT.size:
         return None
-    magic, salt, number, checksum = _SEGMENT.unpack_from(data)
+    magic, namespace, number, checksum = _SEGMENT.unpack_from(data)
     if magic != _SEGMENT_MAGIC or checksum != xxhash.xxh3_64_intdigest(data[: _SEGMENT.size - 8]):
         return None
-    return salt, number
+    return namespace, number
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ from forebay.engine.cache.disk.format import (
     unpack_trailer,
 )
 
-__all__ = ["Segment", "open_segment", "segment_name", "segment_number"]
+__all__ = ["Entry", "Segment", "open_segment", "segment_name", "segment_number"]
+
+log = logging.getLogger(__name__)
 
 Entry = tuple[int, bytes, int]
 """(group, address, offset)"""
@@ -60,13 +63,13 @@ class Segment:
         self._file: int | None = None
 
     @classmethod
-    def create(cls, folder: Path, number: int, salt: bytes) -> Segment:
+    def create(cls, folder: Path, number: int, namespace: bytes) -> Segment:
         """A new, empty segment, open for appending."""
         path = folder / segment_name(number)
         segment = cls(path, number, [], SEGMENT_HEADER_BYTES)
         segment._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(segment._file, [pack_segment_header(salt, number)], 0)
+            _write_all(segment._file, [pack_segment_header(namespace, number)], 0)
         except OSError:
             segment.close()
             path.unlink(missing_ok=True)
@@ -115,11 +118,11 @@ class Segment:
         self.path.unlink(missing_ok=True)
 
 
-def open_segment(path: Path, salt: bytes, shapes: Mapping[int, RecordShape]) -> Segment | None:
+def open_segment(path: Path, namespace: bytes, shapes: Mapping[int, RecordShape]) -> Segment | None:
     """What is in a file found at start; None: it is no segment, or an empty one.
 
     A sealed segment's index is believed if its checksum is right. Otherwise the headers are followed from record to
-    record up to the first that is not whole; the file is cut there and sealed. Raises OSError.
+    record up to the first that is not whole; the file is cut there and sealed. Raises OSError when it cannot be read.
     """
     number = segment_number(path.name)
     if number is None:
@@ -129,7 +132,7 @@ def open_segment(path: Path, salt: bytes, shapes: Mapping[int, RecordShape]) -> 
         header = unpack_segment_header(os.pread(file.fileno(), SEGMENT_HEADER_BYTES, 0))
         if header is None:
             return None
-        if header != (salt, number):
+        if header != (namespace, number):
             return Segment(path, number, [], size, foreign=True)
         entries = _read_index(file.fileno(), size)
         if entries is not None:
@@ -138,9 +141,14 @@ def open_segment(path: Path, salt: bytes, shapes: Mapping[int, RecordShape]) -> 
     if not entries:
         return None
     segment = Segment(path, number, entries, end)
-    os.ftruncate(segment.open(), end)
-    segment.seal()
-    segment.close()
+    try:
+        os.ftruncate(segment.open(), end)
+        segment.seal()
+    except OSError as error:
+        # On a full disk it stays as it is: the next start looks at each record again.
+        log.warning("disk tier: %s stays without its index: %s", path.name, error)
+    finally:
+        segment.close()
     return segment
 
 
