@@ -10,7 +10,7 @@
       LeftBehindError  (8)      ``down`` could not remove everything
       FailedRowsError  (9)      ``generate`` finished with failed rows
 
-Anything else that escapes is our bug: exit 1, with the traceback in the log and one line on the terminal.
+Any other exception is a bug in forebay: exit 1, one line on the terminal, the traceback in $FOREBAY_HOME/last_error.txt.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def test_a_process_name_may_hold_brackets_and_spaces() -> None:
 
 
 def test_we_see_ourselves(machine: LocalMachine) -> None:
-    info = processes.look(machine, os.getpid())
+    info = processes.read_process(machine, os.getpid())
     assert info is not None
     assert info.ppid == os.getppid()
     assert info.sid == os.getsid(0)
@@ -54,7 +54,7 @@ def test_we_see_ourselves(machine: LocalMachine) -> None:
 
 
 def test_a_pid_without_a_process_is_none(machine: LocalMachine) -> None:
-    assert processes.look(machine, 2**22 - 3) is None
+    assert processes.read_process(machine, 2**22 - 3) is None
     assert processes.identify(machine, 2**22 - 3) is None
     assert processes.io_bytes(machine, 2**22 - 3) is None
 
@@ -80,7 +80,7 @@ def test_a_stopped_process_and_a_zombie_are_seen_as_such(
     os.kill(sleeper.pid, signal.SIGSTOP)
 
     def stopped() -> bool:
-        info = processes.look(machine, sleeper.pid)
+        info = processes.read_process(machine, sleeper.pid)
         return info is not None and info.is_stopped
 
     until(stopped)
@@ -88,11 +88,11 @@ def test_a_stopped_process_and_a_zombie_are_seen_as_such(
     os.kill(sleeper.pid, signal.SIGKILL)
 
     def zombie() -> bool:
-        info = processes.look(machine, sleeper.pid)
+        info = processes.read_process(machine, sleeper.pid)
         return info is not None and info.is_zombie
 
     until(zombie)  # nobody has waited for it yet; its parent is us
-    info = processes.look(machine, sleeper.pid)
+    info = processes.read_process(machine, sleeper.pid)
     assert info is not None
     assert info.ppid == os.getpid()
     assert who is not None

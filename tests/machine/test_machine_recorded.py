@@ -43,7 +43,7 @@ def looks(machine: Machine, url: str, refused: str) -> list[object]:
     """A round through the rooms, as plan, doctor and status make it."""
     found: list[object] = [
         read_memory(machine).total_bytes,
-        processes.look(machine, os.getpid(), cmdline=True).__class__,
+        processes.read_process(machine, os.getpid(), cmdline=True).__class__,
         sorted(item.port for item in ports.listeners(machine, owners=False)),
         [item.name for item in shm.shm_files(machine, mappers=False)],
         machine.run(("uname", "-s")).stdout,

@@ -72,7 +72,7 @@ def reaped(tree: list[subprocess.Popen[str]]) -> None:
 def test_api_server_and_child_end_and_the_proof_says_so(tree: list[subprocess.Popen[str]]) -> None:
     run, pids = start(tree)
     report = stop_run(MACHINE, run, drain_s=5.0, sleep=lambda s: (reaped(tree), time.sleep(s))[1])
-    assert report.clean, report.proof
+    assert report.clean, report.cleanup
     assert "SIGTERM to the API server" in report.steps[0]
     assert until(lambda: process_state(pids[1]) is None, 5.0)
     assert run.read().state == "stopped"
@@ -83,7 +83,7 @@ def test_what_ignores_sigterm_is_killed_after_its_time(tree: list[subprocess.Pop
     run, _ = start(tree, parent=deaf, child="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     report = stop_run(MACHINE, run, drain_s=0.5, sleep=lambda s: (reaped(tree), time.sleep(s))[1])
     assert report.clean
-    assert any("did not leave within" in step for step in report.steps)
+    assert any("did not end within" in step for step in report.steps)
     assert sum("SIGKILL" in step for step in report.steps) == 2
 
 
@@ -124,11 +124,11 @@ def test_a_zombie_names_the_parent_that_must_reap_it(tree: list[subprocess.Popen
     run, pids = start(tree)
     report = stop_run(MACHINE, run, drain_s=1.0)  # the test, its parent, does not reap it
     assert not report.clean
-    assert report.proof is not None
-    text = report.proof.checks[0].found
+    assert report.cleanup is not None
+    text = report.cleanup.checks[0].found
     assert f"pid {pids[0]} is a zombie; its parent {os.getpid()}" in text
-    assert report.proof.checks[0].fix is not None
-    assert str(os.getpid()) in report.proof.checks[0].fix
+    assert report.cleanup.checks[0].fix is not None
+    assert str(os.getpid()) in report.cleanup.checks[0].fix
 
 
 def test_shared_memory_of_the_run_is_unlinked_only_when_nobody_maps_it(tree: list[subprocess.Popen[str]]) -> None:

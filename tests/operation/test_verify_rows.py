@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.operation.verify.cache_probe import Asked, CacheProbeResult, not_run
+from forebay.operation.verify.cache_probe import CacheProbeResult, ProbeAnswer, probe_skipped
 from forebay.operation.verify.verify import Report, Status, VerifyRow, _compare, _observed, _pools
 from forebay.servers.base import Counters, Setting
 from forebay.servers.registry import SERVERS
@@ -13,7 +13,7 @@ SGLANG = SERVERS["sglang"]
 def probe(host: int | None, *, backed_up: float = 0.0, same: bool = True, warm_s: float = 0.2) -> CacheProbeResult:
     cached = None if host is None else {"device": 0, "host": host}
     return CacheProbeResult(
-        None, Asked(1.0, 900, {}, "a"), Asked(warm_s, 900, cached, "a"), same,
+        None, ProbeAnswer(1.0, 900, {}, "a"), ProbeAnswer(warm_s, 900, cached, "a"), same,
         Counters(backed_up=0.0), Counters(backed_up=backed_up), "it costs nothing",
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_without_evidence_it_is_unknown_and_names_the_flag() -> None:
     row = only(_observed(SGLANG, ("host",), probe(None)), "host tier")
     assert row.status is Status.UNKNOWN
     assert "--enable-metrics" in row.evidence
-    skipped = only(_observed(SGLANG, ("host",), not_run("requests of others")), "host tier")
+    skipped = only(_observed(SGLANG, ("host",), probe_skipped("requests of others")), "host tier")
     assert skipped.status is Status.UNKNOWN
     assert "requests of others" in skipped.evidence
 
@@ -58,8 +58,8 @@ def test_unknown_is_no_failure_and_what_is_missing_is() -> None:
         VerifyRow("b", "on", "off", None, Status.OFF, ""),
         VerifyRow("c", None, "off", None, Status.OFF, ""),
     )
-    assert Report((unknown, off), not_run("")).in_effect
-    assert not Report((off_asked,), not_run("")).in_effect
+    assert Report((unknown, off), probe_skipped("")).in_effect
+    assert not Report((off_asked,), probe_skipped("")).in_effect
 
 
 def test_a_host_pool_no_larger_than_the_device_pool_is_useless() -> None:

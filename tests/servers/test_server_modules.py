@@ -9,13 +9,13 @@ import pytest
 
 from forebay.errors import RefusedError, UsageError
 from forebay.machine.interface import HttpFailureKind
+from forebay.servers.argv_flags import flag_value, has_flag
 from forebay.servers.base import Condition, ProcessView, Role, StartRequest
-from forebay.servers.flags import flag_value, has_flag
 from forebay.servers.http_client import ServerAnswer, parse_address
 from forebay.servers.install import Installation, find_installation
 from forebay.servers.prometheus import parse_metrics
 from forebay.servers.registry import SERVERS, server_named, server_of_command
-from forebay.servers.vllm import connector_of
+from forebay.servers.vllm_server import connector_of
 
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 SGLANG, VLLM, EMBEDDED = SERVERS["sglang"], SERVERS["vllm"], SERVERS["embedded"]

@@ -1,4 +1,4 @@
-"""Showing a start as it happens: one event a line as JSON, plain lines, or (on a terminal) a live line with a bar."""
+"""Show a start as it happens: one JSON event per line, plain lines, or (on a terminal) a live line with a progress bar."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forebay.cli._verify_view import show_rows
 from forebay.sizes import format_binary, format_size
 
 if TYPE_CHECKING:
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Screen"]
 
-_QUIET = ("launched", "exited", "down", "verified")
+_QUIET = ("launched", "exited", "down")
 
 
 class Screen:
-    """Where events go. Results go to stdout; with ``as_json`` nothing else does."""
+    """Shows events: as JSON lines on stdout with ``as_json``, else as text on stderr."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._json = as_json
@@ -44,6 +45,9 @@ class Screen:
             self._line(f"    {event['doing']}")
         elif kind == "log":
             self._line(f"  log: {event['line']}")
+        elif kind == "verified":
+            self.close()
+            show_rows(event["rows"], err=True)
         elif kind in ("plan", "preflight"):
             self._findings(kind, event)
         elif kind not in _QUIET:

@@ -37,7 +37,7 @@ def command(name: str, follow: bool, lines: int, events: bool, path_only: bool) 
 
 
 def _show_tail(path: Path, lines: int) -> int:
-    """The last ``lines`` lines; the offset after them. Reads from the end: a log may be large."""
+    """Print the last ``lines`` lines; returns the offset after them. Reads from the end, because a log may be large."""
     if not path.exists():
         return 0
     with path.open("rb") as source:

@@ -1,9 +1,11 @@
-"""The ``forebay`` command: finds the subcommand, and turns known errors into one line and an exit code."""
+"""The ``forebay`` command: finds the subcommand and turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
 
 import click
 
@@ -12,18 +14,20 @@ from forebay.errors import ExitCode, ForebayError
 
 __all__ = ["main"]
 
-# command -> (module under forebay.cli, one-line help); modules are imported only when their command runs
+_BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
+
+# command -> (module under forebay.cli, one-line help); a module is imported only when its command runs
 COMMANDS = {
     "serve": ("serve", "Run the embedded inference server in the foreground."),
     "plan": ("plan", "Will it fit? The memory arithmetic, before anything is loaded."),
     "machine": ("machine", "What this machine has, as a table or a JSON file for `plan --machine`."),
     "up": ("up", "Plan, launch, watch and verify a server (embedded, SGLang or vLLM)."),
-    "wait": ("wait", "Wait for a server that anyone started, and say what it is doing."),
-    "verify": ("verify", "Is the cache really in use? Asked, effective, observed."),
+    "wait": ("wait", "Wait for a server that anyone started, and show what it is doing."),
+    "verify": ("verify", "Is the cache in effect? Asked for, effective, observed."),
     "doctor": ("doctor", "Why did it fail? The cause, its evidence and the fix."),
-    "status": ("status", "The runs on this machine and how they are."),
+    "status": ("status", "The runs on this machine and their state."),
     "logs": ("logs", "Show or follow a run's log."),
-    "down": ("down", "End a run and prove that nothing is left."),
+    "down": ("down", "End a run and check that nothing is left."),
     "bench": ("bench", "Measure a server over HTTP."),
     "generate": ("generate", "Generate a data set from a served model, exactly once."),
 }
@@ -48,32 +52,36 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="forebay")
 def cli() -> None:
-    """Bring up LLM servers with a tiered KV cache, prove that they fit, are up and really use the cache.
+    """Bring up LLM servers with a tiered KV cache; check that they fit, are up and really use the cache.
 
     \b
     Try:
       forebay plan smollm2              will it fit here?
       forebay up smollm2                start it, watch it, verify it
       forebay status                    what runs on this machine
-      forebay down NAME                 end it and prove that nothing is left
+      forebay down NAME                 end it and check that nothing is left
 
-    Exit codes: 0 done, 1 our bug, 2 bad usage or input, 3 refused, 4 dead, 5 time is up, 6 stalled or hung,
+    Exit codes: 0 done, 1 a bug in forebay, 2 bad usage or input, 3 refused, 4 dead, 5 time is up, 6 stalled or hung,
     7 asked for but not in effect, 8 something left behind, 9 finished with failed rows, 130 Ctrl-C.
     """
 
 
 def main() -> None:
-    """Console entry point."""
+    """Console entry point: every failure is one line on stderr and an exit code."""
     try:
-        result = cli(standalone_mode=False)
+        result = cli(prog_name="forebay", standalone_mode=False)
     except ForebayError as error:
         sys.exit(_report(error))
-    except (click.exceptions.Abort, KeyboardInterrupt):  # click makes the first of the second
+    except (click.exceptions.Abort, KeyboardInterrupt):  # click turns the second into the first
         click.echo("forebay: interrupted", err=True)
         sys.exit(int(ExitCode.INTERRUPTED))
     except click.ClickException as error:
-        error.show()
-        sys.exit(int(ExitCode.USAGE))
+        sys.exit(_report_usage(error))
+    except BrokenPipeError:  # the reader of a pipe (`| head`) has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(_BROKEN_PIPE)
+    except Exception as error:  # noqa: BLE001 - a bug in forebay: one line, the traceback goes to a file
+        sys.exit(_report_bug(error))
     sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -83,3 +91,27 @@ def _report(error: ForebayError) -> int:
     if error.fix:
         click.echo(f"  fix: {error.fix}", err=True)
     return int(error.exit_code)
+
+
+def _report_usage(error: click.ClickException) -> int:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context is not None else "forebay"
+    click.echo(f"{command}: {error.format_message()}", err=True)
+    click.echo(f"  fix: see `{command} --help`", err=True)
+    return int(ExitCode.USAGE)
+
+
+def _report_bug(error: Exception) -> int:
+    from forebay.paths import home_dir
+
+    text = "".join(traceback.format_exception(error))
+    path = home_dir() / "last_error.txt"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        place = f"the traceback is in {path}"
+    except OSError:
+        place = f"at {traceback.extract_tb(error.__traceback__)[-1]}"
+    what = str(error).strip().split("\n")[0][:300]
+    click.echo(f"forebay: internal error, {type(error).__name__}: {what}; {place}", err=True)
+    return int(ExitCode.BUG)

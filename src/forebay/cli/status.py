@@ -1,12 +1,16 @@
-"""``forebay status``: the runs on this machine and how they are."""
+"""``forebay status``: the runs on this machine and their state."""
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from forebay.sizes import format_binary
+
+if TYPE_CHECKING:
+    from forebay.operation.status import RunStatus
 
 __all__ = ["command"]
 
@@ -33,15 +37,7 @@ def command(name: str | None, everything: bool, as_json: bool) -> int:
     if not rows:
         click.echo("no run is up (`forebay status --all` shows those that ended)")
     for row in rows:
-        stage = f" ({row.stage})" if row.state in ("starting", "warming", "stalled") and row.stage else ""
-        speed = "" if row.tokens_per_s is None else f", {row.tokens_per_s:.1f} tokens/s"
-        cause = f", cause: {row.cause}" if row.cause and row.state == "dead" else ""
-        click.echo(f"{row.name}: {row.state}{stage}{cause} for {_age(row.state_s)}, up {_age(row.age_s)}{speed}")
-        click.echo(
-            f"    {row.server} {row.model} at {row.url}, {row.processes} processes, {format_binary(row.rss_bytes)}"
-        )
-        if row.note:
-            click.echo(f"    {row.note}")
+        _show(row)
     return 0
 
 
@@ -50,3 +46,13 @@ def _age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _show(row: RunStatus) -> None:
+    stage = f" ({row.stage})" if row.state in ("starting", "warming", "stalled") and row.stage else ""
+    speed = "" if row.tokens_per_s is None else f", {row.tokens_per_s:.1f} tokens/s"
+    cause = f", cause: {row.cause}" if row.cause and row.state == "dead" else ""
+    click.echo(f"{row.name}: {row.state}{stage}{cause} for {_age(row.state_s)}, up {_age(row.age_s)}{speed}")
+    click.echo(f"    {row.server} {row.model} at {row.url}, {row.processes} processes, {format_binary(row.rss_bytes)}")
+    if row.note:
+        click.echo(f"    {row.note}")

@@ -32,34 +32,34 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.command("up", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.argument("server_flags", nargs=-1, type=click.UNPROCESSED)
-@click.option("--server", type=click.Choice(["embedded", "sglang", "vllm"]), help="Which server; default embedded.")
-@click.option("--name", help="What to call the run; default MODEL-SERVER.")
+@click.option("--server", type=click.Choice(["embedded", "sglang", "vllm"]), help="[default: embedded]")
+@click.option("--name", help="Name of the run.  [default: MODEL-SERVER]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
-@click.option("--port", default="30000", show_default=True, callback=_ports, help="Or a range: its first free port.")
-@click.option("--served-model-name", "served_name", help="The name that requests use.")
+@click.option("--port", default="30000", show_default=True, callback=_ports, help="A range takes its first free port.")
+@click.option("--served-model-name", "served_name", help="The model name that requests use.")
 @click.option("--tp", type=click.IntRange(1), help="Ranks (tensor parallel).")
 @click.option("--context", type=click.IntRange(1), help="Longest request, in tokens.")
 @click.option(
     "--host-cache",
     callback=_size,
-    help="Host tier, in total over the ranks, with a unit: 16GB. auto: at most 1GB, and twice the device pool.",
+    help="Host tier, in total over the ranks, with a unit: 16GB. auto: small, at most 1GB.",
 )
 @click.option(
-    "--device-cache", callback=_size, help="Device pool, with a unit: 512MiB (embedded: in total; vLLM: per rank)."
+    "--device-cache", callback=_size, help="Device pool with a unit: 512MiB (embedded: in total; vLLM: per rank)."
 )
 @click.option("--write-policy", type=click.Choice(["write_through", "write_through_selective", "write_back"]))
 @click.option("--python", help="The interpreter of the environment the server is installed in.")
-@click.option("--ask", metavar="TEXT", help="Once ready, ask this, and print the answer and how to ask more.")
+@click.option("--ask", metavar="TEXT", help="Once ready, send this question; print the answer and example requests.")
 @click.option("--detach", "-d", is_flag=True, help="Once ready and verified, leave it running under its supervisor.")
 @click.option("--no-verify", is_flag=True, help="Do not probe the cache once it is ready.")
 @click.option("--no-plan", is_flag=True, help="Launch what the plan would refuse.")
-@click.option("--probe-seconds", default=60.0, show_default=True, help="The longest probe that verify may run.")
-@click.option("--timeout", type=float, help="Give up waiting after this many seconds (exit 5); default: never.")
-@click.option("--hang-seconds", default=120.0, show_default=True, help="CPU but no token for this long is a hang.")
+@click.option("--probe-seconds", default=60.0, show_default=True, help="The longest probe of verify.")
+@click.option("--timeout", type=float, help="Stop waiting after this many seconds (exit 5).  [default: never]")
+@click.option("--hang-seconds", default=120.0, show_default=True, help="CPU time but no token for this long is a hang.")
 @click.option("--stall-seconds", default=300.0, show_default=True, help="Nothing moving for this long is a stall.")
-@click.option("--json", "as_json", is_flag=True, help="One event a line on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="One event per line on stdout.")
 def command(**options: Any) -> int:
-    """Bring up MODEL (a folder, a file, a name) or a saved plan (plan.json), and know that it is up.
+    """Start a server for MODEL (a folder, a file, a name) or a saved plan (plan.json), and check that it works.
 
     \b
     forebay up smollm2                                   the embedded server; Ctrl-C ends it
@@ -68,12 +68,12 @@ def command(**options: Any) -> int:
     forebay up smollm2 --port 8000-8009 --host-cache auto --ask "What is the capital of France?"
     forebay up plan.json                                 run what `forebay plan --json` saved
 
-    Everything after -- goes to the server as it is, in the server's own units, and wins over the options above. Flags that
-    evidence needs (--enable-metrics, --enable-prompt-tokens-details) are added, and said.
+    Everything after -- goes to the server unchanged, in the server's own units, and overrides the options above. Flags
+    that verify needs (--enable-metrics, --enable-prompt-tokens-details) are added and shown.
 
-    Refuses (exit 3) what cannot work before anything is loaded. Says "ready" when the processes it started are alive,
-    they own the port, health is 2xx and one real token came. Dead is 4, out of --timeout 5, stalled or hung 6, asked for
-    but not in effect 7. In the foreground Ctrl-C ends the server and proves that nothing is left.
+    What cannot work is refused (exit 3) before anything is loaded. "ready" means: the processes it started are alive,
+    they own the port, health is 2xx and one real token came. Exit 4 dead, 5 --timeout passed, 6 stalled or hung, 7 asked
+    for but not in effect. In the foreground Ctrl-C ends the server and checks that nothing is left.
     """
     from forebay.cli._live import Screen
     from forebay.cli._planner import plan_for_up

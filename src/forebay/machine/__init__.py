@@ -1,4 +1,4 @@
-"""What a machine has: memory, accelerators, processes, ports, files, behind one small interface.
+"""What a machine has: memory, accelerators, processes, ports, files, behind one interface.
 
 interface       the ``Machine`` protocol and the records it returns
 local, recorded two machines: this one, and a recorded folder

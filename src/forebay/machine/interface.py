@@ -1,4 +1,4 @@
-"""One small interface to a machine: everything the operator looks at or does there goes through it.
+"""The interface to a machine: everything the operator reads or does there goes through it.
 
 ``LocalMachine`` is this machine; ``RecordedMachine`` is a folder of recorded looks, for tests and for machines one cannot
 reach. The rooms on top (memory, processes, ports, shm, accelerators, kernel_log) take a ``Machine`` and hold the knowledge

@@ -23,7 +23,7 @@ __all__ = [
     "identify",
     "io_bytes",
     "is_running",
-    "look",
+    "read_process",
     "send_signal",
     "session_members",
     "uptime_s",
@@ -98,7 +98,7 @@ def uptime_s(machine: Machine) -> float:
     return float(machine.read("/proc/uptime").split()[0])
 
 
-def look(machine: Machine, pid: int, *, cmdline: bool = True) -> ProcessInfo | None:
+def read_process(machine: Machine, pid: int, *, cmdline: bool = True) -> ProcessInfo | None:
     """One process now; None where there is none."""
     stat = _stat(machine, pid)
     return None if stat is None else _info(pid, stat, _cmdline(machine, pid) if cmdline else ())
@@ -133,7 +133,7 @@ def all_processes(machine: Machine, *, cmdline: bool = False) -> list[ProcessInf
     found = []
     for entry in machine.listdir("/proc"):
         if entry.isdigit():
-            info = look(machine, int(entry), cmdline=cmdline)
+            info = read_process(machine, int(entry), cmdline=cmdline)
             if info is not None:
                 found.append(info)
     return found

@@ -1,4 +1,4 @@
-"""The runs on this machine and how they are now: the record, checked against the processes."""
+"""The runs on this machine and their state now: the record of each, checked against the processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RATE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """One run now. ``note`` is what a person should know beyond the state."""
+    """One run now. ``note``: what a person should know beyond the state."""
 
     name: str
     server: str
@@ -87,7 +87,7 @@ def _status(machine: Machine, run: Run, rates: bool) -> RunStatus:
 
 
 def _state_now(machine: Machine, record: RunRecord, processes: int) -> tuple[str, str]:
-    """The supervisor's word while it lives; without it, what the processes show."""
+    """The state on record while the supervisor lives; without it, the state the processes show."""
     if record.ended:
         left = f"{processes} of its processes are still there: forebay down {record.name}" if processes else ""
         return record.state, left
@@ -99,7 +99,7 @@ def _state_now(machine: Machine, record: RunRecord, processes: int) -> tuple[str
     if not is_running(machine, record.api_server):
         left = f", {processes} of its processes are left: forebay down {record.name}" if processes else ""
         return ("dead", f"its API server is gone{left}") if not supervised else (record.state, "its API server is gone")
-    return record.state, "" if supervised else "its supervisor is gone: this is its last word"
+    return record.state, "" if supervised else "its supervisor is gone: this is the last state it wrote"
 
 
 def _speed(machine: Machine, record: RunRecord) -> tuple[float | None, float | None]:

@@ -13,7 +13,7 @@ from forebay.machine.processes import (
     boot_id,
     descendants,
     environment,
-    look,
+    read_process,
     session_members,
 )
 from forebay.runs.run_record import RunRecord
@@ -32,22 +32,22 @@ def owned_processes(machine: Machine, record: RunRecord, *, environments: bool =
         return []
     everyone = all_processes(machine)
     by_pid = {info.pid: info for info in everyone}
-    ours: dict[int, ProcessInfo] = {}
+    owned: dict[int, ProcessInfo] = {}
     for known in [api_server, *record.members]:
         info = by_pid.get(known.pid)
         if info is not None and info.start_ticks == known.start_ticks:
-            ours[info.pid] = info
+            owned[info.pid] = info
     leader = by_pid.get(api_server.pid)
     if leader is None or leader.start_ticks == api_server.start_ticks:  # else the number leads a stranger's session now
         for info in session_members(everyone, api_server.pid):
             if info.start_ticks >= api_server.start_ticks:
-                ours[info.pid] = info
-    for pid in list(ours):
-        ours.update({info.pid: info for info in descendants(everyone, pid)})
+                owned[info.pid] = info
+    for pid in list(owned):
+        owned.update({info.pid: info for info in descendants(everyone, pid)})
     if environments:
         for info in everyone:
-            if info.pid not in ours and (environment(machine, info.pid) or {}).get("FOREBAY_RUN_ID") == record.run_id:
-                ours[info.pid] = info
+            if info.pid not in owned and (environment(machine, info.pid) or {}).get("FOREBAY_RUN_ID") == record.run_id:
+                owned[info.pid] = info
     if record.supervisor is not None:
-        ours.pop(record.supervisor.pid, None)
-    return [look(machine, pid) or info for pid, info in ours.items()]
+        owned.pop(record.supervisor.pid, None)
+    return [read_process(machine, pid) or info for pid, info in owned.items()]

@@ -1,6 +1,6 @@
-"""What the operator knows of any server: how to start it, what its answers mean, what it counts.
+"""The interface to a server program: how to start it, how to read its answers and its counters.
 
-Everything here is a value or a pure function over values; nothing opens a socket or looks at a process.
+Everything here is a value or a pure function over values; nothing opens a socket or reads a process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forebay.servers.http_client import ServerAnswer
 from forebay.servers.install import Installation
 
 __all__ = [
-    "Added",
+    "AddedFlag",
     "Condition",
     "Counters",
     "HealthReading",
@@ -27,11 +27,12 @@ __all__ = [
     "ShutdownPolicy",
     "StartRequest",
     "TokenReading",
+    "known_setting",
 ]
 
 
 class Role(StrEnum):
-    """What a process of a server is for. Every role but HELPER is essential: its death is the server's."""
+    """What a process of a server does. If one of a role other than TRACKER and HELPER dies, the server is dead."""
 
     API_SERVER = "api_server"
     ENGINE = "engine"
@@ -39,20 +40,25 @@ class Role(StrEnum):
     TRACKER = "tracker"  # multiprocessing's resource tracker: unlinks shared memory when all others are gone
     HELPER = "helper"
 
+    @property
+    def label(self) -> str:
+        """For a sentence: ``API server``, ``engine``, ..."""
+        return "API server" if self is Role.API_SERVER else self.value
+
 
 class Condition(StrEnum):
-    """What one health answer says."""
+    """What one health answer means."""
 
     REFUSED = "refused"  # nothing listens
     STARTING = "starting"
     UP = "up"
-    UNHEALTHY = "unhealthy"  # it answered, and says it cannot serve
-    SILENT = "silent"  # connected, and no answer within the time given
+    UNHEALTHY = "unhealthy"  # it answered that it cannot serve
+    SILENT = "silent"  # connected, but no answer came in time
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReading:
-    """A health answer, read with one server's meaning."""
+    """A health answer as one server means it."""
 
     condition: Condition
     evidence: str
@@ -72,7 +78,7 @@ class ProbeRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenReading:
-    """Whether an answer holds a generated token; with the usage it reports."""
+    """Whether an answer holds a generated token, and the usage it reports."""
 
     ok: bool
     evidence: str
@@ -83,14 +89,14 @@ class TokenReading:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What /metrics counts, in one shape for every server; None where it is not there.
+    """The counters of /metrics in one form for every server; None where a server has no such counter.
 
     Attributes:
-        tokens: prompt and generated tokens processed so far: moves while the engine works.
+        tokens: prompt and generated tokens so far; it grows while the engine works.
         generated: generated tokens so far.
         running, waiting, paused: requests now.
         hits: tier (``device``, ``host``, ``disk``, ``external``) -> prompt tokens taken from it so far.
-        backed_up, loaded_back: tokens written to and read from the lower tiers so far.
+        backed_up, loaded_back: written to and read from the lower tiers so far, in ``moved_unit``.
         pools: tier -> capacity in tokens (SGLang: of rank 0).
         used: tier -> tokens held now.
     """
@@ -103,6 +109,7 @@ class Counters:
     hits: Mapping[str, float] = field(default_factory=dict)
     backed_up: float | None = None
     loaded_back: float | None = None
+    moved_unit: str = "tokens"
     pools: Mapping[str, float] = field(default_factory=dict)
     used: Mapping[str, float] = field(default_factory=dict)
 
@@ -114,7 +121,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """The little of a process that roles are read from."""
+    """The fields of a process from which its role is read."""
 
     pid: int
     ppid: int
@@ -123,8 +130,8 @@ class ProcessView:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """A flag or variable that Forebay added, and why: said to the user."""
+class AddedFlag:
+    """A flag or variable that Forebay added to the command, and why; shown to the user."""
 
     text: str
     why: str
@@ -132,12 +139,12 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """What to start beyond what the plan decides (model, ranks, context, host tier). None leaves the server's default.
+    """Settings of a start that the plan does not decide. None leaves the server's default.
 
     Attributes:
-        device_cache_bytes: device pool *per rank*, for servers whose plan does not decide it (the embedded server's does, in
-            total over the ranks).
-        extra: the user's own flags, in the server's own units; they win over everything above.
+        device_cache_bytes: device pool *per rank*, for servers whose plan does not decide it. (For the embedded server the
+            plan decides it, in total over the ranks.)
+        extra: the user's own flags in the server's own units; they override everything above.
     """
 
     host: str = "127.0.0.1"
@@ -150,20 +157,20 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command ready to run: argv, variables to set on top of the environment, and what Forebay added."""
+    """A command ready to run: argv, variables to add to the environment, and the flags that Forebay added."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    added: tuple[Added, ...] = ()
+    added: tuple[AddedFlag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownPolicy:
-    """How a server takes being stopped.
+    """How to stop a server.
 
     Attributes:
         repeat_term_s: while loading, one SIGTERM may be ignored: send it again this often.
-        loading_kills_engine: SIGKILL of its engine is the quickest clean abort of a load.
+        loading_kills_engine: SIGKILL its engine to abort a load, the quickest clean way.
         engine_term_s: after the API server is gone, an engine is given SIGTERM and this long to leave.
         drain_s: how long a serving API server may take to drain before SIGKILL.
     """
@@ -176,7 +183,7 @@ class ShutdownPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as asked and as in effect, for ``verify``. ``unit`` is printed after both values."""
+    """One setting as asked for and as in effect, for ``verify``."""
 
     name: str
     asked: str | None
@@ -186,21 +193,29 @@ class Setting:
     tolerance: float = 0.0  # relative: pools are rounded down to whole pages
 
 
+def known_setting(
+    name: str, asked: str | None, effective: object, evidence: str, missing_flag: str | None = None
+) -> Setting:
+    """A ``Setting`` whose ``effective`` is any value as text; None and an empty string mean not known."""
+    text = None if effective is None or effective == "" else str(effective)
+    return Setting(name, asked, text, evidence, missing_flag)
+
+
 class Server(Protocol):
     """One server program."""
 
     name: str
-    distributions: tuple[str, ...]  # names its package is published under
+    distributions: tuple[str, ...]  # names of its Python package
     health_path: str
-    health_generates: bool  # its health check itself generates a token
+    health_generates: bool  # the health check itself generates a token
     shutdown_policy: ShutdownPolicy
     pause_paths: tuple[str, ...]  # asked when a server that is up does not generate
     info_paths: tuple[str, ...]  # asked for the settings in effect
-    flush_path: str | None  # POST drops the device copies of cached pages, and nothing else
-    evidence_flag: str  # without it the server does not say where cached tokens came from
+    flush_path: str | None  # POST to it drops the device copies of cached pages, and nothing else
+    evidence_flag: str  # without this flag the server does not report which tier cached tokens came from
 
     def flags(self, request: StartRequest) -> tuple[str, ...]:
-        """``request`` in this server's own flags, the user's own last.
+        """``request`` as this server's flags, the user's own flags last.
 
         Raises:
             UsageError: something in the request has no flag in this server.
@@ -209,38 +224,38 @@ class Server(Protocol):
     def finalize_command(
         self, argv: Sequence[str], env: Mapping[str, str], installation: Installation, *, gpus: int
     ) -> Launch:
-        """A planned command made to run here: this installation's interpreter, evidence flags added.
+        """Turn a planned command into one that runs on this installation, and add the flags that evidence needs.
 
         Args:
-            gpus: accelerators of this machine; 0 starts on the CPU.
+            gpus: number of accelerators of the machine; with 0 the server starts on the CPU.
         """
 
     def env_for_planning(self, installation: Installation) -> Mapping[str, str]:
-        """Variables that tell the planner what this installation is; they stay in the command's environment."""
+        """Environment variables by which the planner recognises this installation; the command keeps them."""
 
     def roles(self, processes: Sequence[ProcessView], api_server: int) -> dict[int, Role]:
-        """The role of each process of the tree under ``api_server`` (orphans of it included)."""
+        """pid -> role for ``processes``: the tree under the pid ``api_server``, orphans included."""
 
     def read_health(self, answer: ServerAnswer) -> HealthReading:
-        """The meaning of an answer of ``health_path``."""
+        """Read an answer of ``health_path``."""
 
     def read_pause(self, answers: Mapping[str, ServerAnswer]) -> str | None:
-        """Evidence that generation was paused on request, from the answers of ``pause_paths``; None: it was not, or unknown."""
+        """Evidence that generation was paused on request, from the answers of ``pause_paths``; None: not paused, or unknown."""
 
     def build_probe_request(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
-        """A greedy request of ``tokens`` tokens."""
+        """A greedy request for ``tokens`` tokens."""
 
     def read_token(self, answer: ServerAnswer) -> TokenReading:
-        """Whether ``answer`` to ``build_probe_request`` holds a token."""
+        """Read the answer to a request of ``build_probe_request``."""
 
     def counters(self, metrics: str) -> Counters:
         """The counters in the text of /metrics."""
 
     def info(self, answers: Mapping[str, ServerAnswer], metrics: str) -> Mapping[str, object]:
-        """What ``settings`` reads, from the answers of ``info_paths`` and the text of /metrics."""
+        """The settings in effect, from the answers of ``info_paths`` and the text of /metrics; input of ``settings``."""
 
     def offload_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """The tiers below the device that ``argv`` asks for; a hit in any of them proves the cache."""
+        """The tiers below the device that ``argv`` asks for. A hit in any of them shows that the cache works."""
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
-        """Asked against effective, from the command line, the server's own report and its counters."""
+        """Each setting as asked for in ``argv`` and as in effect by ``info`` and ``counters``."""

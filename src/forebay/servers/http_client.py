@@ -1,4 +1,4 @@
-"""Addresses, and a request whose every failure is a value: what "no answer" means is for the caller to judge."""
+"""Server addresses, and a request whose failures are values: the caller decides what "no answer" means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from forebay.errors import UsageError
 from forebay.machine.interface import HttpFailure, HttpFailureKind, Machine
 
-__all__ = ["Address", "ServerAnswer", "parse_address", "send"]
+__all__ = ["Address", "ServerAnswer", "as_mapping", "parse_address", "send"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether its processes can be looked up on this machine."""
+        """Whether the server runs on this machine, so that its processes can be read."""
         return self.host in ("localhost", "::1", "0.0.0.0", "::") or self.host.startswith("127.")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What came back: a status with its body, or the reason there was none (``failure``)."""
+    """A status with its body, or the reason why there is none (``failure``)."""
 
     status: int | None
     body: bytes
@@ -51,7 +51,7 @@ class ServerAnswer:
 
     @property
     def ok(self) -> bool:
-        """A 2xx status. The body is never asked."""
+        """The status is 2xx; the body does not matter."""
         return self.status is not None and 200 <= self.status < 300
 
     @property
@@ -100,3 +100,8 @@ def send(
     except HttpFailure as failure:
         return ServerAnswer(None, b"", failure.seconds, failure.kind)
     return ServerAnswer(answer.status, answer.body, answer.seconds)
+
+
+def as_mapping(value: object) -> Mapping[str, object]:
+    """``value`` where it is a JSON object, else an empty mapping."""
+    return value if isinstance(value, Mapping) else {}

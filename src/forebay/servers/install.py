@@ -1,6 +1,6 @@
-"""Where a server's Python lives and which version is installed there, from package metadata alone.
+"""Find the Python a server is installed in, and its version, from package metadata alone.
 
-Nothing is imported and no interpreter is started: SGLang's import alone takes seconds.
+Nothing is imported and no interpreter is started: importing SGLang takes seconds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _on_path(server: str) -> list[Path]:
 
 
 def _unfinished(prefix: Path, peer: Path) -> bool:
-    """Our own recipe writes its record last: a folder without it is a broken-off installation."""
+    """Whether ``prefix`` is an installation that scripts/peers/install.py did not finish: it writes recipe.json last."""
     if prefix != peer:
         return False
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from forebay.errors import UsageError
 from forebay.runs.run_record import all_runs, find_run
+from forebay.servers.registry import server_of_owner
 from forebay.workload.client import Client
 from forebay.workload.failures import RequestFailure
 
@@ -104,9 +105,7 @@ async def identify(client: Client, *, model: str | None = None) -> ServerIdentit
         raise UsageError(f"{client.url} serves {', '.join(names)}, not {model!r}", fix=f"--model {names[0]}")
     info = await _server_info(client)
     owner = str(listed[0].get("owned_by", "")) if listed else ""
-    kind = next((known for known in ("sglang", "vllm") if known in owner.lower()), "unknown")
-    if "forebay" in owner.lower() or "forebay_version" in info:
-        kind = "embedded"
+    kind = "embedded" if "forebay_version" in info else server_of_owner(owner) or "unknown"
     settings: dict[str, Any] = {}
     _collect(info, settings)
     if listed and isinstance(listed[0].get("max_model_len"), int):

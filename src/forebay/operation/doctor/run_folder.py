@@ -9,7 +9,7 @@ from forebay.errors import UsageError
 from forebay.machine.interface import Machine
 from forebay.machine.kernel_log import read_kernel_log
 from forebay.machine.memory import memory_events
-from forebay.machine.processes import is_running, look, uptime_s
+from forebay.machine.processes import is_running, read_process, uptime_s
 from forebay.operation.doctor.choose import diagnose
 from forebay.operation.doctor.reading import SourceLog, read_file
 from forebay.operation.doctor.records import Diagnosis, Observations
@@ -62,7 +62,7 @@ def observe(machine: Machine, record: RunRecord, *, oom_kills: int | None = None
     states = {}
     for who in members:
         if is_running(machine, who):
-            info = look(machine, who.pid, cmdline=False)
+            info = read_process(machine, who.pid, cmdline=False)
             if info is not None:
                 states[who.pid] = info.state
     lines, readable = _kernel_lines(machine, record)

@@ -13,34 +13,34 @@ from forebay.errors import DeadError, ExitCode, RefusedError, UsageError
 from forebay.machine.interface import Machine
 from forebay.machine.processes import is_running
 from forebay.operation.start.inputs import (
+    default_host_cache,
     first_free_port,
     free_run_name,
     local_model,
-    modest_host_cache,
-    pool_variables,
+    pool_size_variables,
     saved_plan,
 )
-from forebay.operation.start.launcher import Start, launch_run
+from forebay.operation.start.launcher import LaunchRequest, launch_run
 from forebay.operation.start.plan_interface import Planner, UpPlanRequest
 from forebay.operation.start.preflight import preflight, refuse_if_needed
-from forebay.operation.start.question import Question, ask, how_to_ask
+from forebay.operation.start.question import Question, ask, example_requests
 from forebay.operation.stop.stop_run import stop_run
 from forebay.operation.watch.health_state import Limits
 from forebay.operation.watch.stage_times import stage_lines
 from forebay.runs.event_tail import EventTail
 from forebay.runs.run_record import Run
+from forebay.servers.argv_flags import flag_value
 from forebay.servers.base import Launch, StartRequest
-from forebay.servers.common import first_model
-from forebay.servers.flags import flag_value
 from forebay.servers.http_client import parse_address, send
 from forebay.servers.install import Installation, find_installation
+from forebay.servers.openai_api import first_model
 from forebay.servers.registry import server_named
 
 __all__ = ["BringUp", "UpOptions"]
 
 _MODEL_FLAGS = ("--model-path", "--model")
 _POLL_S = 0.03
-_LEAST_DEVICE_BYTES = 48_000_000
+_MIN_DEVICE_BYTES = 48_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,11 @@ class BringUp:
         self._looked_at = self._began
 
     def run(self) -> ExitCode:
-        """All of it.
+        """Run all steps.
 
         Raises:
-            UsageError, RefusedError, DeadError: before anything is launched, or because it could not be.
+            UsageError, RefusedError: before anything is launched.
+            DeadError: it could not be launched.
         """
         self._start()
         assert self._run is not None
@@ -121,7 +122,7 @@ class BringUp:
         code = self._ask() or code
         if self._options.detach:
             return code
-        return self._stay(tail)
+        return self._follow_until_end(tail)
 
     def interrupted(self) -> None:
         """Ctrl-C: end what was started; a second Ctrl-C does not wait for it to drain."""
@@ -137,7 +138,7 @@ class BringUp:
                 drain_s = 0.0
 
     def _start(self) -> None:
-        self._settle_options()
+        self._resolve_options()
         options = self._options
         gpus = self._machine.gpus()
         plan = saved_plan(options.model)
@@ -161,7 +162,7 @@ class BringUp:
         refuse_if_needed(findings)
         for added in launch.added:
             self._say(f"added {added.text}: {added.why}")
-        start = Start(
+        start = LaunchRequest(
             name=options.name or free_run_name(self._machine, options.model, name), server=name, model=model, version=installation.version,
             host=host, port=port, launch=launch, asked=_asked(options),
         )  # fmt: skip
@@ -173,14 +174,14 @@ class BringUp:
         """From here on Ctrl-C has something to end."""
         self._run = run
 
-    def _settle_options(self) -> None:
-        """What was left to this machine to decide."""
+    def _resolve_options(self) -> None:
+        """Fill in what depends on this machine: the default host cache, the first free port of a range."""
         options = self._options
         if options.host_cache == "auto":
-            host = modest_host_cache(self._machine)
+            host = default_host_cache(self._machine)
             device = options.device_cache
             if device is None and options.server in (None, "embedded"):
-                device = max(host // 2, _LEAST_DEVICE_BYTES)  # a host tier no larger than the device pool is useless
+                device = max(host // 2, _MIN_DEVICE_BYTES)  # a host tier no larger than the device pool is useless
             options = replace(options, host_cache=host, device_cache=device)
         if options.last_port is not None:
             port = first_free_port(self._machine, options.host, options.port, options.last_port)
@@ -212,7 +213,7 @@ class BringUp:
         request = UpPlanRequest(
             local_model(options.model, name), name, installation.version, options.tp, options.context, options.host_cache,
             options.device_cache if name == "embedded" else None, tuple(server.flags(self._request(()))),
-            {**pool_variables(), **server.env_for_planning(installation)},
+            {**pool_size_variables(), **server.env_for_planning(installation)},
         )  # fmt: skip
         plan = self._plan(request, self._machine)
         document = plan.document
@@ -295,8 +296,6 @@ class BringUp:
 
         report = verify_run(self._machine, self._run, probe_s=self._options.probe_seconds, tell=self._say)
         self._show(_event("verified", in_effect=report.in_effect, rows=[row.as_json() for row in report.rows]))
-        for line in report.lines():
-            self._say(line)
         return ExitCode.DONE if report.in_effect else ExitCode.NOT_IN_EFFECT
 
     def _report(self) -> None:
@@ -320,11 +319,11 @@ class BringUp:
             self._say(f"the question was not answered: {reply.failure}")
             return ExitCode.NOT_IN_EFFECT
         self._show(_event("answer", question=question.text, answer=reply.text))
-        for line in how_to_ask(question, server_named(record.server)):
+        for line in example_requests(question, server_named(record.server)):
             self._say(line)
         return ExitCode.DONE
 
-    def _stay(self, tail: EventTail) -> ExitCode:
+    def _follow_until_end(self, tail: EventTail) -> ExitCode:
         """In the foreground until it ends; Ctrl-C raises through here."""
         self._say("serving until Ctrl-C")
         while True:

@@ -1,4 +1,4 @@
-"""What ``up`` makes of what it is given: a saved plan, a model another server can load, a name, a port, a modest cache."""
+"""Read and complete what ``up`` is given: a saved plan, a model folder, a run name, a port, a default host cache."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from forebay.paths import runs_dir
 from forebay.runs.owned_processes import owned_processes
 from forebay.runs.run_record import Run
 
-__all__ = ["first_free_port", "free_run_name", "local_model", "modest_host_cache", "pool_variables", "saved_plan"]
+__all__ = ["default_host_cache", "first_free_port", "free_run_name", "local_model", "pool_size_variables", "saved_plan"]
 
-_MODEST_BYTES = 10**9
-_MOST_NAMES = 1000
+_DEFAULT_HOST_CACHE_BYTES = 10**9
+_MAX_NAMES = 1000
 
 
 def saved_plan(model: str) -> Mapping[str, Any] | None:
     """The plan in ``model`` when it is a JSON file, else None.
 
     Raises:
-        UsageError: a JSON file that is no plan.
+        UsageError: a JSON file that is not a plan.
     """
     if not model.endswith(".json") or not Path(model).is_file():
         return None
@@ -38,16 +38,15 @@ def saved_plan(model: str) -> Mapping[str, Any] | None:
         raise UsageError(f"{model} is not JSON: {error}") from error
     if not isinstance(plan, dict) or not isinstance(plan.get("command"), list) or "server" not in plan:
         raise UsageError(
-            f"{model} is no plan: it has no server and command", fix="make one with `forebay plan MODEL --json`"
+            f"{model} is not a plan: it has no server and command", fix="make one with `forebay plan MODEL --json`"
         )
     return plan
 
 
 def local_model(model: str, server: str) -> str:
-    """``model`` as a folder that SGLang and vLLM can load; the embedded server resolves its own.
+    """``model`` as a folder that SGLang and vLLM can load; the embedded server reads more forms itself.
 
-    A catalogue name with real weights and a .gguf file are converted once, by the engine's own converter in a process of
-    its own.
+    ``smollm2`` and a .gguf file are converted once, by the engine's converter in a process of its own.
 
     Raises:
         RefusedError: the conversion failed.
@@ -65,30 +64,30 @@ def local_model(model: str, server: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-def pool_variables() -> dict[str, str]:
-    """The variables of this environment that size a server's pools: the plan must know them."""
+def pool_size_variables() -> dict[str, str]:
+    """The environment variables that size a server's pools; the plan takes them into account."""
     names = ("VLLM_CPU_KVCACHE_SPACE", "LMCACHE_MAX_LOCAL_CPU_SIZE")
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def free_run_name(machine: Machine, model: str, server: str) -> str:
-    """``MODEL-SERVER``, numbered from the second on while runs of that name are still there."""
+    """``MODEL-SERVER``, or ``MODEL-SERVER-2`` and so on while runs of that name are still up."""
     stem = _run_name(model, server)
-    for name in (stem, *(f"{stem}-{number}" for number in range(2, _MOST_NAMES))):
+    for name in (stem, *(f"{stem}-{number}" for number in range(2, _MAX_NAMES))):
         run = Run(runs_dir() / name)
         if not (run.folder / "run.json").is_file():
             return name
         record = run.read()
         if record.ended and not owned_processes(machine, record):
             return name
-    raise RefusedError(f"{_MOST_NAMES} runs called {stem} are still there", fix="end some with `forebay down NAME`")
+    raise RefusedError(f"{_MAX_NAMES} runs called {stem} are still there", fix="end some with `forebay down NAME`")
 
 
 def first_free_port(machine: Machine, host: str, first: int, last: int) -> int:
-    """The first port from ``first`` to ``last`` that a server can have.
+    """The first free port from ``first`` to ``last``.
 
     Raises:
-        RefusedError: none is free; with what holds the first.
+        RefusedError: none is free; the message says who holds the first.
     """
     for port in range(first, last + 1):
         if not any(finding.refuses for finding in port_findings(machine, host, port)):
@@ -100,11 +99,11 @@ def first_free_port(machine: Machine, host: str, first: int, last: int) -> int:
     )  # fmt: skip
 
 
-def modest_host_cache(machine: Machine) -> int:
-    """Bytes of a host tier that no machine misses: a quarter of what memory and /dev/shm have free, at most 1 GB."""
+def default_host_cache(machine: Machine) -> int:
+    """Bytes of a small default host tier: a quarter of what memory and /dev/shm have free, at most 1 GB."""
     memory = read_memory(machine)
     rooms = [memory.available_bytes, *([memory.shm.free_bytes] if memory.shm else [])]
-    return min(_MODEST_BYTES, *(room // 4 for room in rooms))
+    return min(_DEFAULT_HOST_CACHE_BYTES, *(room // 4 for room in rooms))
 
 
 def _run_name(model: str, server: str) -> str:

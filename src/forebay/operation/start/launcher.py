@@ -1,4 +1,4 @@
-"""From a command to a supervised run: the record is written, then a supervisor is started that outlives this process."""
+"""Write the record of a run and start its supervisor, which outlives this process and starts the server."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from forebay.runs.owned_processes import owned_processes
 from forebay.runs.run_record import Run, RunRecord, create_run, this_operator
 from forebay.servers.base import Launch
 
-__all__ = ["Start", "launch_run"]
+__all__ = ["LaunchRequest", "launch_run"]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """What to launch and how to call it."""
+class LaunchRequest:
+    """What to launch, under which name. ``started_by``: ``user@host`` where the command was typed."""
 
     name: str
     server: str
@@ -39,7 +39,7 @@ class Start:
 
 def launch_run(
     machine: Machine,
-    start: Start,
+    start: LaunchRequest,
     *,
     gpus: Sequence[GpuReading],
     plan: bytes | None = None,
@@ -108,13 +108,13 @@ def _supervise(run: Run, limits: Limits) -> None:
     try:
         _wait_until_launched(run, child)
     except KeyboardInterrupt:
-        # a supervisor between its start and the record of its server could be ended, and the server not be found
+        # until the server's process is on record, ending the supervisor could leave a server that nobody finds
         _wait_until_launched(run, child)
         raise
 
 
 def _wait_until_launched(run: Run, child: subprocess.Popen[bytes]) -> None:
-    """Until the server's process is on record.
+    """Wait until the server's process is on record.
 
     Raises:
         DeadError: the supervisor ended, or took too long.

@@ -1,4 +1,4 @@
-"""What ``up`` asks of the planner, as plain records: the command line joins the two rooms (cli/_planner.py)."""
+"""What ``up`` needs from the planner, as plain records; ``cli/_planner.py`` connects the two rooms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UpPlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class UpPlan:
-    """A plan's verdict, its command and the whole of it as `forebay plan --json` prints it."""
+    """Whether the plan fits, its command, and the whole plan as `forebay plan --json` prints it."""
 
     fits: bool
     command: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""What must be true before a launch, found in well under a second: port, GPUs, leftovers, disk, limits, the model's folder.
+"""Checks before a launch, in well under a second: port, GPUs, leftovers, disk, limits, the model's folder.
 
-A finding refuses or warns. The server's own import and version are ``servers.install``'s; the memory is the plan's.
+A finding refuses or warns. ``servers.install`` finds the server's program and version; the plan checks memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forebay.errors import RefusedError
 from forebay.machine.interface import GpuReading, Machine
 from forebay.machine.memory import limits, read_memory
 from forebay.machine.ports import PortState, port_report
-from forebay.machine.processes import all_processes, look
+from forebay.machine.processes import all_processes, read_process
 from forebay.machine.shm import shm_files
 from forebay.paths import home_dir
 from forebay.runs.owned_processes import owned_processes
@@ -32,7 +32,7 @@ _OPEN_FILES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found. ``refuses``: the start would fail of it."""
+    """One thing found. ``refuses``: a start would fail because of it."""
 
     refuses: bool
     text: str
@@ -65,7 +65,7 @@ def refuse_if_needed(findings: Iterable[Finding]) -> None:
 
 
 def baseline(machine: Machine, gpus: Iterable[GpuReading]) -> Baseline:
-    """The machine as it is before the launch."""
+    """The state of the machine before the launch."""
     return Baseline(
         host_available_bytes=read_memory(machine).available_bytes,
         gpu_used_bytes={gpu.uuid: gpu.total_bytes - gpu.free_bytes for gpu in gpus},
@@ -74,7 +74,7 @@ def baseline(machine: Machine, gpus: Iterable[GpuReading]) -> Baseline:
 
 
 def _model(machine: Machine, model: str) -> list[Finding]:
-    """A missing folder is a strange error about a hub id thirty seconds later: look first."""
+    """A missing folder; the servers would take its path for a hub id and fail half a minute later."""
     if not model.startswith(("/", ".", "~")):
         return []
     path = Path(model).expanduser()
@@ -171,7 +171,7 @@ def _gpus(machine: Machine, gpus: Iterable[GpuReading]) -> list[Finding]:
 
 
 def _leftovers(machine: Machine) -> list[Finding]:
-    """Of earlier runs: living processes, zombies, and shared memory that nobody maps."""
+    """What earlier runs left: living processes, zombies, and shared memory that no process maps."""
     found: list[Finding] = []
     remembered: dict[str, str] = {}
     for run in all_runs():
@@ -182,9 +182,9 @@ def _leftovers(machine: Machine) -> list[Finding]:
             if left:
                 text = f"the run {run.name!r} is {record.state}, but {len(left)} of its processes are still there"
                 found.append(Finding(False, text, f"forebay down {run.name}", Cause.LEFTOVER_SCHEDULER))
-    zombies = [info for info in all_processes(machine) if info.is_zombie and _serverlike(info.name)]
+    zombies = [info for info in all_processes(machine) if info.is_zombie and _is_server_name(info.name)]
     for info in zombies:
-        parent = look(machine, info.ppid)
+        parent = read_process(machine, info.ppid)
         whose = f"{info.ppid} ({parent.command[:60]})" if parent is not None else str(info.ppid)
         found.append(Finding(False, f"pid {info.pid} ({info.name}) is a zombie: its parent {whose} must reap it"))
     names = [file for file in shm_files(machine) if file.name in remembered and not file.pids]
@@ -194,7 +194,7 @@ def _leftovers(machine: Machine) -> list[Finding]:
     return found
 
 
-def _serverlike(name: str) -> bool:
+def _is_server_name(name: str) -> bool:
     return name.startswith(("sglang", "VLLM", "forebay"))
 
 
@@ -220,5 +220,5 @@ def _limits(machine: Machine) -> list[Finding]:
 
 
 def _command(machine: Machine, pid: int) -> str:
-    info = look(machine, pid)
+    info = read_process(machine, pid)
     return info.command[:80].strip() if info is not None else f"not visible here, uid {os.getuid()}"

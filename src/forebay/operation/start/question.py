@@ -11,7 +11,7 @@ from forebay.machine.interface import Machine
 from forebay.servers.base import Server
 from forebay.servers.http_client import parse_address, send
 
-__all__ = ["ChatAnswer", "Question", "ask", "how_to_ask"]
+__all__ = ["ChatAnswer", "Question", "ask", "example_requests"]
 
 _TIMEOUT_S = 300.0
 _TOKENS = 64
@@ -19,7 +19,7 @@ _TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to ask whom. ``url`` without ``/v1``; ``model`` is the name the server gives its model."""
+    """A chat request. ``url`` is without ``/v1``; ``model`` is the name the server gives its model."""
 
     url: str
     model: str
@@ -27,7 +27,7 @@ class Question:
 
     @property
     def body(self) -> dict[str, object]:
-        """The request."""
+        """The JSON body of the request."""
         message = {"role": "user", "content": self.text}
         return {"model": self.model, "messages": [message], "temperature": 0, "max_tokens": _TOKENS}
 
@@ -41,7 +41,7 @@ class ChatAnswer:
 
 
 def ask(machine: Machine, question: Question) -> ChatAnswer:
-    """Ask and wait for the whole answer."""
+    """Send the question and wait for the whole answer."""
     path = "/v1/chat/completions"
     answer = send(machine, parse_address(question.url), "POST", path, question.body, timeout_s=_TIMEOUT_S)
     text = _content(answer.json()) if answer.ok else None
@@ -51,7 +51,7 @@ def ask(machine: Machine, question: Question) -> ChatAnswer:
     return ChatAnswer(None, f"POST {answer.describe(path)}{f': {said}' if said else ''}")
 
 
-def how_to_ask(question: Question, server: Server) -> list[str]:
+def example_requests(question: Question, server: Server) -> list[str]:
     """Commands for a person to try, complete as they stand."""
     url, body = question.url, json.dumps(question.body, ensure_ascii=False)
     curl = f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"

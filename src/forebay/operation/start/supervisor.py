@@ -1,10 +1,10 @@
-"""The small process that stays beside a server: starts it, reaps it, watches it, and writes down what happens.
+"""The small process beside a server: starts it, reaps it, watches it, and writes down what happens.
 
     python -m forebay.operation.start.supervisor RUN_FOLDER
 
-It leads a session of its own, so it survives the terminal; the server leads another, so that one signal never hits both. As
-the subreaper it inherits the server's orphans (a vLLM engine whose api_server was SIGKILLed), so none is left as a zombie. It
-never restarts anything. SIGTERM asks it to end the run. It stays until the last process of the run is gone.
+It leads a session of its own, so it survives the terminal; the server leads another, so that one signal never reaches both.
+As the subreaper it becomes the parent of the server's orphans (a vLLM engine whose API server was SIGKILLed), so none stays a
+zombie. It never restarts anything. SIGTERM makes it end the run. It ends with the last process of the run.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Supervisor:
         self._record = run.read()
         self._stop_asked = False
         self._dead_since: float | None = None
-        self._told_dead = False
+        self._death_reported = False
         self._shm_at = -1e9
         self._known: dict[str, str] = {}
 
@@ -108,18 +108,18 @@ class Supervisor:
             self._run.event("exited", exit_code=code, how=describe_exit(code))
         self._reap()
         for event in watcher.step():
-            self._take(event)
-        self._note_members()
-        self._note_death(code is not None)
-        self._note_shared_memory()
+            self._record_event(event)
+        self._record_members()
+        self._check_death(code is not None)
+        self._record_shared_memory()
         if self._stop_asked:
             self._stop_asked = False
             self._end_run()
 
-    def _take(self, event: Event) -> None:
-        """The record first: whoever reads the event finds it there."""
+    def _record_event(self, event: Event) -> None:
+        """Write the record before the event, so that a reader of the event finds the new state in the record."""
         if event.kind == HealthState.DEAD:
-            return  # told once it has settled: the API server's exit and the log's last words belong to it
+            return  # reported by _report_death, after the exit code and the last log lines have arrived
         if event.kind == "stage":
             self._write_state(self._record.state)
         elif event.kind in HealthState.__members__.values():
@@ -147,8 +147,8 @@ class Supervisor:
 
         self._record = self._run.update(change)
 
-    def _note_members(self) -> None:
-        """Who belongs to the run must be on record before anyone is killed: orphans are recognised by it."""
+    def _record_members(self) -> None:
+        """Write down the run's processes while they live: ``down`` recognises orphans by this list."""
         sampler = self._watcher.sampler
         identities, names = sampler.identities(), sampler.names()
         if names == self._known:
@@ -160,20 +160,20 @@ class Supervisor:
 
         self._record = self._run.update(change)
 
-    def _note_death(self, api_server_gone: bool) -> None:
+    def _check_death(self, api_server_gone: bool) -> None:
         watcher = self._watcher
-        if watcher.verdict.state is not HealthState.DEAD or self._told_dead:
+        if watcher.verdict.state is not HealthState.DEAD or self._death_reported:
             self._dead_since = None if watcher.verdict.state is not HealthState.DEAD else self._dead_since
             return
         now = time.monotonic()
         self._dead_since = now if self._dead_since is None else self._dead_since
         settled = now - self._dead_since >= (_SETTLE_S / 2 if api_server_gone else _SETTLE_S)
         if settled:
-            self._told_dead = True
-            self._tell_dead()
+            self._death_reported = True
+            self._report_death()
 
-    def _tell_dead(self) -> None:
-        from forebay.operation.doctor.run_diagnosis import diagnose_run  # the doctor's tables: needed only now
+    def _report_death(self) -> None:
+        from forebay.operation.doctor.run_diagnosis import diagnose_run  # large tables, needed only after a death
 
         watcher = self._watcher
         asked = self._run.read().stop_requested_at is not None
@@ -183,7 +183,7 @@ class Supervisor:
             self._run.event("stopped", evidence=evidence)
             return
         self._write_state("dead")
-        diagnosis = diagnose_run(self._run, self._machine, watcher.seen())
+        diagnosis = diagnose_run(self._run, self._machine, watcher.death_observation())
 
         def change(now: RunRecord) -> None:
             _end(now, "dead", evidence=evidence)
@@ -192,8 +192,8 @@ class Supervisor:
         self._record = self._run.update(change)
         self._run.event("dead", evidence=evidence, exit_code=self._record.exit_code, **diagnosis.fields())
 
-    def _note_shared_memory(self) -> None:
-        """Which files in /dev/shm are the run's: known while it maps them, a guess afterwards."""
+    def _record_shared_memory(self) -> None:
+        """Write down the run's files in /dev/shm while its processes map them; later the owner cannot be told."""
         watcher = self._watcher
         now = time.monotonic()
         settled = watcher.verdict.state in (HealthState.READY, HealthState.BUSY)
@@ -211,7 +211,7 @@ class Supervisor:
             self._record = self._run.update(lambda now: now.shm_names.extend(new))
 
     def _reap(self) -> None:
-        """Orphans of the run that were reparented to us; the API server itself is ``Child``'s."""
+        """Reap orphans of the run that became children of this process; the API server is reaped by ``Child.poll``."""
         watcher, child = self._watcher, self._child
         for info in list(watcher.sampler.members.values()):
             if info.is_zombie and info.ppid == os.getpid() and info.pid != child.pid:
@@ -220,15 +220,15 @@ class Supervisor:
 
     def _finished(self) -> bool:
         watcher = self._watcher
-        return self._told_dead and self._record.exit_code is not None and not watcher.sampler.members
+        return self._death_reported and self._record.exit_code is not None and not watcher.sampler.members
 
-    def ask_to_stop(self, _number: int, _frame: FrameType | None) -> None:
-        """SIGTERM and SIGINT: end the run."""
+    def request_stop(self, _number: int, _frame: FrameType | None) -> None:
+        """Handler of SIGTERM and SIGINT: end the run."""
         self._stop_asked = True
         self._watcher.wake.set()
 
     def _end_run(self) -> None:
-        """In a thread: the watch goes on and reaps meanwhile."""
+        """End the run in a thread, while this one goes on watching and reaping."""
         import threading
 
         from forebay.operation.stop.stop_run import stop_run
@@ -242,7 +242,7 @@ def _end(record: RunRecord, state: str, *, evidence: list[str]) -> None:
 
 
 def _planned_host_bytes(run: Run) -> int:
-    """Of the run's plan; 0 without one."""
+    """Size of all host pools by the run's plan; 0 without a plan."""
     try:
         plan = json.loads(run.plan_path.read_bytes())
         return int(plan["host"]["total_bytes"] or 0)
@@ -252,7 +252,7 @@ def _planned_host_bytes(run: Run) -> int:
 
 @contextlib.contextmanager
 def _port_lock(port: int) -> Iterator[None]:
-    """One run a port: two vLLMs that load at once both bind it, and one never listens."""
+    """Hold the lock of a port: two vLLMs that load at once both bind it, and one never listens."""
     folder = home_dir() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"port-{port}").open("w") as lock:
@@ -270,13 +270,13 @@ def main(folder: str) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with _port_lock(run.read().port):
         supervisor = Supervisor(run, machine, *launch(run, machine, _limits()))
-        signal.signal(signal.SIGTERM, supervisor.ask_to_stop)
-        signal.signal(signal.SIGINT, supervisor.ask_to_stop)
+        signal.signal(signal.SIGTERM, supervisor.request_stop)
+        signal.signal(signal.SIGINT, supervisor.request_stop)
         supervisor.run()
 
 
 def _limits() -> Limits:
-    """Handed over by the launcher on the command line: ``hang=120 stall=300``."""
+    """The timeouts that the launcher passes on the command line: ``hang=120 stall=300``."""
     given = dict(word.split("=", 1) for word in sys.argv[2:])
     base = Limits()
     return Limits(

@@ -1,4 +1,4 @@
-"""That nothing of a run is left: processes, port, device memory, host memory, shared memory; and who holds what is not back."""
+"""Check that nothing of a run is left: processes, port, device memory, host memory, shared memory; and who holds the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from forebay.machine.interface import GpuReading, Machine
 from forebay.machine.memory import HostMemory, read_memory
 from forebay.machine.ports import listeners
-from forebay.machine.processes import ProcessInfo, look
+from forebay.machine.processes import ProcessInfo, read_process
 from forebay.machine.shm import shm_files
 from forebay.runs.run_record import Run, RunRecord
 from forebay.sizes import format_binary
@@ -21,7 +21,7 @@ _VLLM_GROUP = re.compile(rb"file:///tmp/vllm_dist_([0-9a-f]+)")
 
 @dataclass(frozen=True, slots=True)
 class CleanupCheck:
-    """One thing that must be back. ``fix`` says what a person can do about it."""
+    """One thing that must be free again. ``fix`` says what to do where it is not."""
 
     what: str
     ok: bool
@@ -41,7 +41,7 @@ class CleanupReport:
         return all(check.ok for check in self.checks)
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """One line per check, and its fix below where it failed."""
         out = []
         for check in self.checks:
             out.append(f"{'ok  ' if check.ok else 'LEFT'} {check.what}: {check.found}")
@@ -53,7 +53,7 @@ class CleanupReport:
 def check_cleanup(
     machine: Machine, run: Run, record: RunRecord, remaining: list[ProcessInfo], before: HostMemory
 ) -> CleanupReport:
-    """Look at everything the run could have left; unlink shared memory of the run that nobody maps any more."""
+    """Check everything the run could have left, and unlink shared memory of the run that no process maps any more."""
     return CleanupReport(
         (
             _processes(machine, remaining),
@@ -71,7 +71,7 @@ def _processes(machine: Machine, remaining: list[ProcessInfo]) -> CleanupCheck:
     lines, fix = [], "they do not end on SIGKILL: see their state in /proc/PID/wchan"
     for info in remaining:
         if info.is_zombie:
-            parent = look(machine, info.ppid)
+            parent = read_process(machine, info.ppid)
             name = parent.command[:80] if parent is not None else "gone"
             lines.append(f"pid {info.pid} is a zombie; its parent {info.ppid} ({name}) must reap it")
             fix = f"end or signal the parent (pid {info.ppid}): a zombie goes when its parent waits for it or ends"
@@ -85,11 +85,11 @@ def _port(machine: Machine, record: RunRecord) -> CleanupCheck:
     if not held:
         return CleanupCheck("port", True, f"{record.port} is closed")
     pids = sorted({pid for item in held for pid in item.pids})
-    ours = {who.pid for who in record.members} | ({record.api_server.pid} if record.api_server is not None else set())
+    own = {who.pid for who in record.members} | ({record.api_server.pid} if record.api_server is not None else set())
     names = ", ".join(f"pid {pid} ({_command(machine, pid)})" for pid in pids) or "a process that cannot be seen"
-    if ours & set(pids):
+    if own & set(pids):
         return CleanupCheck("port", False, f"{record.port} is still held by {names}")
-    return CleanupCheck("port", True, f"{record.port} is held by {names}, which is not this run's")
+    return CleanupCheck("port", True, f"{record.port} is held by {names}, which does not belong to this run")
 
 
 def _devices(machine: Machine, record: RunRecord) -> list[CleanupCheck]:
@@ -108,7 +108,7 @@ def _devices(machine: Machine, record: RunRecord) -> list[CleanupCheck]:
 
 
 def _held(machine: Machine, gpu: GpuReading, what: str, found: str) -> CleanupCheck:
-    seen = {pid: held for pid, held in gpu.processes.items() if look(machine, pid) is not None}
+    seen = {pid: held for pid, held in gpu.processes.items() if read_process(machine, pid) is not None}
     hidden = {pid: held for pid, held in gpu.processes.items() if pid not in seen}
     holders = [f"pid {pid} ({_command(machine, pid)}) holds {format_binary(held)}" for pid, held in seen.items()]
     if hidden or not gpu.processes:
@@ -121,7 +121,7 @@ def _held(machine: Machine, gpu: GpuReading, what: str, found: str) -> CleanupCh
 
 
 def _shared_memory(machine: Machine, run: Run, record: RunRecord) -> CleanupCheck:
-    """A name is the run's when its processes were seen mapping it, or its log names it; mapped ones are never touched."""
+    """A file is the run's when its processes were seen mapping it, or its log names it. Mapped files are never removed."""
     group = _log_group(machine, run)
     names = set(record.shm_names)
     files = [
@@ -145,7 +145,7 @@ def _shared_memory(machine: Machine, run: Run, record: RunRecord) -> CleanupChec
             "shared memory", False, "; ".join(kept), "end the process that maps it, then run `forebay down` again"
         )
     if removed:
-        return CleanupCheck("shared memory", True, f"unlinked what nobody maps any more: {', '.join(removed)}")
+        return CleanupCheck("shared memory", True, f"unlinked what no process maps any more: {', '.join(removed)}")
     return CleanupCheck("shared memory", True, "nothing of the run is left in /dev/shm")
 
 
@@ -166,7 +166,7 @@ def _remove_quietly(machine: Machine, path: str) -> None:
 
 
 def _host(machine: Machine, record: RunRecord, before: HostMemory) -> CleanupCheck:
-    """Reported, not judged: on a machine with other work MemAvailable moves for reasons that are not ours."""
+    """Reported only, never a failure: on a machine with other work MemAvailable moves for other reasons."""
     now = read_memory(machine).available_bytes
     text = f"{format_binary(now)} available, {format_binary(before.available_bytes)} before the stop"
     if record.baseline is not None:
@@ -175,5 +175,5 @@ def _host(machine: Machine, record: RunRecord, before: HostMemory) -> CleanupChe
 
 
 def _command(machine: Machine, pid: int) -> str:
-    info = look(machine, pid)
+    info = read_process(machine, pid)
     return info.command[:80].strip() if info is not None else "gone"

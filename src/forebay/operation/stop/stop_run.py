@@ -1,7 +1,7 @@
-"""Ending a run: only what it owns, in the order that leaves nothing behind, and then the proof.
+"""End a run: only what it owns, in the order that leaves nothing behind, and then check that nothing is left.
 
-Ownership is the session the run was launched into, the processes on its record (pid, start time and boot id) with their
-descendants, and the run id in a process's environment. Never a name.
+A run owns the session it was launched into, the processes on its record (pid, start time and boot id) with their
+descendants, and every process with the run's id in its environment. A name never decides.
 
 The order: SIGTERM to the API server, time to drain, SIGKILL; then the engines that outlived it, then everything else; the
 resource tracker of multiprocessing last, because it is the one that unlinks the shared memory.
@@ -21,7 +21,7 @@ from forebay.machine.processes import (
     ProcessInfo,
     boot_id,
     is_running,
-    look,
+    read_process,
     send_signal,
 )
 from forebay.operation.stop.cleanup_check import CleanupReport, check_cleanup
@@ -40,15 +40,15 @@ _SERVING = ("ready", "busy", "paused", "hung")
 
 @dataclass
 class StopReport:
-    """What was done, and whether anything is left."""
+    """The steps taken, and whether anything is left."""
 
     steps: list[str] = field(default_factory=list)
-    proof: CleanupReport | None = None
+    cleanup: CleanupReport | None = None
 
     @property
     def clean(self) -> bool:
         """Nothing of the run is left."""
-        return self.proof is not None and self.proof.clean
+        return self.cleanup is not None and self.cleanup.clean
 
 
 def stop_run(
@@ -60,29 +60,31 @@ def stop_run(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> StopReport:
-    """End ``run`` and prove it. Works without its supervisor, after a SIGKILLed API server and after a reboot.
+    """End ``run`` and check that nothing is left.
+
+    Works without its supervisor, after a SIGKILL of the API server and after a reboot.
 
     Args:
-        drain_s: how long a serving server may take to finish its requests; None is the server's habit.
+        drain_s: seconds a serving server may take to finish its requests; None: as its ``ShutdownPolicy`` says.
         tell: called with each step as it is taken.
     """
     record = run.update(lambda now: setattr(now, "stop_requested_at", now.stop_requested_at or time.time()))
     before = read_memory(machine)
-    ending = _Ending(machine, record, tell, clock, sleep)
+    sequence = _StopSequence(machine, record, tell, clock, sleep)
     if record.api_server is not None and record.api_server.boot_id != boot_id(machine):
-        ending.say("the machine has been rebooted since: none of the run's processes can be left")
+        sequence.say("the machine has been rebooted since: no process of the run can be left")
     else:
-        ending.end_api_server(drain_s)
-        ending.end_engines()
-        ending.end_rest()
-        ending.end_supervisor()
-    proof = check_cleanup(machine, run, record, ending.remaining(), before)
-    for line in proof.lines():
+        sequence.end_api_server(drain_s)
+        sequence.end_engines()
+        sequence.end_rest()
+        sequence.end_supervisor()
+    cleanup = check_cleanup(machine, run, record, sequence.remaining(), before)
+    for line in cleanup.lines():
         tell(line)
-    run.update(_closed if proof.clean else (lambda now: None))
-    run.event("down", clean=proof.clean, steps=ending.report.steps, proof=proof.lines())
-    ending.report.proof = proof
-    return ending.report
+    run.update(_closed if cleanup.clean else (lambda now: None))
+    run.event("down", clean=cleanup.clean, steps=sequence.report.steps, cleanup=cleanup.lines())
+    sequence.report.cleanup = cleanup
+    return sequence.report
 
 
 def _closed(record: RunRecord) -> None:
@@ -91,7 +93,7 @@ def _closed(record: RunRecord) -> None:
     record.members = []
 
 
-class _Ending:
+class _StopSequence:
     """The steps of one stop."""
 
     def __init__(
@@ -115,7 +117,7 @@ class _Ending:
         self._tell(text)
 
     @property
-    def _habits(self) -> ShutdownPolicy:
+    def _policy(self) -> ShutdownPolicy:
         return self._server.shutdown_policy
 
     def remaining(self) -> list[ProcessInfo]:
@@ -128,50 +130,50 @@ class _Ending:
         if api_server is None or not is_running(self._machine, api_server):
             return
         serving = self._record.state in _SERVING
-        patience = drain_s if drain_s is not None else self._habits.drain_s
+        grace_s = drain_s if drain_s is not None else self._policy.drain_s
         if not serving:
-            patience = min(patience, 10.0)
+            grace_s = min(grace_s, 10.0)
         self._signal(api_server, signal.SIGTERM, "API server")
-        info = look(self._machine, api_server.pid)
+        info = read_process(self._machine, api_server.pid)
         if info is not None and info.is_stopped:
             self._signal(api_server, signal.SIGCONT, "API server")  # a stopped process takes no SIGTERM
-        repeat_at = self._clock() + self._habits.repeat_term_s
-        deadline = self._clock() + patience
+        repeat_at = self._clock() + self._policy.repeat_term_s
+        deadline = self._clock() + grace_s
         while is_running(self._machine, api_server) and self._clock() < deadline:
             if not serving and self._clock() >= repeat_at:
-                repeat_at = self._clock() + self._habits.repeat_term_s
+                repeat_at = self._clock() + self._policy.repeat_term_s
                 self._again_while_loading(api_server)
             self._sleep(_TURN_S)
         if is_running(self._machine, api_server):
-            self.say(f"the API server did not leave within {patience:.0f} s")
+            self.say(f"the API server did not end within {grace_s:.0f} s")
             self._signal(api_server, signal.SIGKILL, "API server")
             self._wait(lambda: is_running(self._machine, api_server), 5.0)
 
     def _again_while_loading(self, api_server: ProcessId) -> None:
-        """A server that loads may ignore one SIGTERM: its engine's end takes the API server along, else ask again."""
-        engines = self._with_roles(Role.ENGINE) if self._habits.loading_kills_engine else []
+        """A loading server may ignore one SIGTERM: kill its engine, which ends the API server too, or repeat SIGTERM."""
+        engines = self._with_roles(Role.ENGINE) if self._policy.loading_kills_engine else []
         for engine in engines:
             self._signal(engine, signal.SIGKILL, "engine, still loading")
         if not engines:
             self._signal(api_server, signal.SIGTERM, "API server, again")
 
     def end_engines(self) -> None:
-        """Engines that outlive their API server: SIGTERM first, they then free what they share."""
+        """Engines that outlive their API server: SIGTERM first, so that they free shared memory themselves."""
         engines = self._with_roles(Role.ENGINE)
         if not engines:
             return
         self._wait(lambda: bool(self._with_roles(Role.ENGINE)), 1.0)
         for engine in self._with_roles(Role.ENGINE):
             self._signal(engine, signal.SIGTERM, "engine without an API server")
-            info = look(self._machine, engine.pid)
+            info = read_process(self._machine, engine.pid)
             if info is not None and info.is_stopped:
                 self._signal(engine, signal.SIGCONT, "engine")
-        self._wait(lambda: bool(self._with_roles(Role.ENGINE)), self._habits.engine_term_s)
+        self._wait(lambda: bool(self._with_roles(Role.ENGINE)), self._policy.engine_term_s)
         for engine in self._with_roles(Role.ENGINE):
             self._signal(engine, signal.SIGKILL, "engine")
 
     def end_rest(self) -> None:
-        """Workers and helpers, and last of all the resource trackers."""
+        """Workers and helpers, and the resource trackers last."""
         self._wait(lambda: bool(self._living(trackers=False)), 3.0)
         for process in self._living(trackers=False):
             self._signal(process, signal.SIGKILL, "process of the run")
@@ -181,9 +183,9 @@ class _Ending:
         self._wait(lambda: bool(self.remaining()), _REAP_S)
 
     def end_supervisor(self) -> None:
-        """It leaves by itself once its run is gone; one that does not is ended."""
+        """It ends by itself once its run is gone; one that does not is killed."""
         supervisor = self._record.supervisor
-        if supervisor is None or _is_me(supervisor):
+        if supervisor is None or _is_this_process(supervisor):
             return
         self._wait(lambda: is_running(self._machine, supervisor), 4.0)
         if is_running(self._machine, supervisor):
@@ -220,7 +222,7 @@ class _Ending:
             self._sleep(_TURN_S)
 
 
-def _is_me(who: ProcessId) -> bool:
+def _is_this_process(who: ProcessId) -> bool:
     import os
 
     return who.pid == os.getpid()

@@ -1,1 +1,1 @@
-"""Is the cache in effect: asked, effective, observed."""
+"""Verify that the cache is in effect: asked, effective, observed."""

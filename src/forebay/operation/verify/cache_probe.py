@@ -1,12 +1,12 @@
-"""The probe that makes a cache show itself: ask, evict, ask again; then compare counters, time and output.
+"""A probe of the cache: send a prompt, evict it, send it again; then compare counters, time and output.
 
-    1  ask P (one token)       computed: the time to first token without any cache
-    2  ask P (eight tokens)    from the device tier: the output to compare with
-    3  evict                   the server's own flush where it has one, else prompts that fill the device pool
-    4  ask P (one token)       from the lower tier, or computed again: the counters say which
-    5  ask P (eight tokens)    from what was loaded back: must be the output of step 2
+    1  prompt P, one token      computed: the time to first token without any cache
+    2  prompt P, eight tokens   from the device tier: the output to compare with
+    3  evict                    by the server's own flush where it has one, else by prompts that fill the device pool
+    4  prompt P, one token      from the lower tier, or computed again: the counters tell which
+    5  prompt P, eight tokens   from the pages loaded back: the output must be that of step 2
 
-What it will cost is known after step 1 (prefill rate x tokens to fill) and is said before step 3.
+The cost is known after step 1 (prefill rate x tokens to fill) and is told before step 3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forebay.machine.interface import Machine
 from forebay.servers.base import Counters, Server, TokenReading
 from forebay.servers.http_client import Address, ServerAnswer, send
 
-__all__ = ["Asked", "CacheProbe", "CacheProbeResult", "not_run"]
+__all__ = ["CacheProbe", "CacheProbeResult", "ProbeAnswer", "probe_skipped"]
 
 _WORDS = ("blue", "green", "amber", "white", "violet", "brown", "silver", "orange", "golden", "black")
 _PROMPT_TOKENS = 1024
@@ -30,8 +30,8 @@ _TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One question: seconds until its answer, prompt tokens, and tokens taken from each tier (None: it does not say)."""
+class ProbeAnswer:
+    """One answer: seconds it took, prompt tokens, and tokens from each tier (None: the server does not report them)."""
 
     seconds: float
     prompt_tokens: int
@@ -41,18 +41,18 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class CacheProbeResult:
-    """What the probe saw; ``why_not`` when it was not run, or not to its end."""
+    """What the probe observed. ``skipped``: why it was not run, or not to its end."""
 
-    why_not: str | None = None
-    computed: Asked | None = None
-    again: Asked | None = None
+    skipped: str | None = None
+    computed: ProbeAnswer | None = None
+    again: ProbeAnswer | None = None
     same_output: bool | None = None
     before: Counters = field(default_factory=Counters)
     after: Counters = field(default_factory=Counters)
     cost: str = ""
 
-    def taken_from(self, tier: str) -> int | None:
-        """Tokens of the second asking that came from ``tier``: its usage, else the counters; None where neither says."""
+    def hit_tokens(self, tier: str) -> int | None:
+        """Prompt tokens of step 4 that came from ``tier``, by its usage or else by the counters; None where unknown."""
         if self.again is not None and self.again.cached is not None and tier in self.again.cached:
             return self.again.cached[tier]
         if tier in self.after.hits:
@@ -67,17 +67,18 @@ class CacheProbeResult:
         return int(self.after.backed_up - (self.before.backed_up or 0.0))
 
 
-def not_run(why: str) -> CacheProbeResult:
-    """A probe that did not happen."""
-    return CacheProbeResult(why_not=why)
+def probe_skipped(why: str) -> CacheProbeResult:
+    """The result of a probe that was not run."""
+    return CacheProbeResult(skipped=why)
 
 
 class CacheProbe:
     """One probe of one server.
 
     Args:
-        limit_s: the longest it may take, as estimated after the first question.
-        tell: what it costs and whom it evicts, before it does.
+        model: the name the server gives its model, or None.
+        limit_s: the longest it may take, by the estimate after step 1.
+        tell: takes what the probe costs, before the eviction.
     """
 
     def __init__(
@@ -99,32 +100,37 @@ class CacheProbe:
         self._nonce = uuid.uuid4().hex[:12]
 
     def run(self, counters: Counters, context_tokens: int | None) -> CacheProbeResult:
-        """Run it. ``counters`` are as read just before; ``context_tokens`` bounds each prompt."""
+        """Run all steps.
+
+        Args:
+            counters: the server's counters, read just before.
+            context_tokens: the longest prompt the server accepts, or None.
+        """
         device = counters.pools.get("device")
         flush = self._server.flush_path
         if device is None and flush is None:
-            return not_run("the size of the device pool is not known, so it cannot be filled")
+            return probe_skipped("the size of the device pool is not known, so it cannot be filled")
         longest = min(value for value in (context_tokens, int(device * 0.5) if device else None, 1 << 20) if value)
         size = min(_PROMPT_TOKENS, int(longest * 0.6))
         prompt, per_line = self._calibrated(size)
         if prompt is None:
-            return not_run("the first question was not answered")
-        computed = self._ask(prompt, 1)
-        first = self._ask(prompt, _OUTPUT_TOKENS)
+            return probe_skipped("the first prompt was not answered")
+        computed = self._send_prompt(prompt, 1)
+        first = self._send_prompt(prompt, _OUTPUT_TOKENS)
         if computed is None or first is None:
-            return not_run("a question was not answered")
+            return probe_skipped("a prompt was not answered")
         cost, refused = self._announce(computed, device, flush)
         if refused is not None:
-            return CacheProbeResult(why_not=refused, computed=computed, before=counters, after=counters)
+            return CacheProbeResult(skipped=refused, computed=computed, before=counters, after=counters)
         before = self._counters()
         if not self._evict(device, flush, int(longest * 0.8 / per_line)):
-            return CacheProbeResult(why_not="the device tier could not be evicted", computed=computed, cost=cost)
-        again = self._ask(prompt, 1)
-        second = self._ask(prompt, _OUTPUT_TOKENS)
+            return CacheProbeResult(skipped="the device tier could not be evicted", computed=computed, cost=cost)
+        again = self._send_prompt(prompt, 1)
+        second = self._send_prompt(prompt, _OUTPUT_TOKENS)
         same = None if again is None or second is None else second.text == first.text
         return CacheProbeResult(None, computed, again, same, before, self._counters(), cost)
 
-    def _announce(self, computed: Asked, device: float | None, flush: str | None) -> tuple[str, str | None]:
+    def _announce(self, computed: ProbeAnswer, device: float | None, flush: str | None) -> tuple[str, str | None]:
         if flush is not None:
             text = f"the probe drops every device copy (POST {flush}); lower tiers keep theirs"
             self._tell(text)
@@ -139,8 +145,8 @@ class CacheProbe:
         return text, None
 
     def _calibrated(self, tokens: int) -> tuple[str | None, float]:
-        """A prompt of about ``tokens`` tokens, and the tokens of one of its lines."""
-        short = self._ask(_prompt(f"{self._nonce} short", 8), 1)
+        """A prompt of about ``tokens`` tokens, and the tokens per line of it; None where the server did not answer."""
+        short = self._send_prompt(_prompt(f"{self._nonce} short", 8), 1)
         if short is None:
             return None, 1.0
         per_line = max(1.0, short.prompt_tokens / 9)
@@ -151,21 +157,21 @@ class CacheProbe:
             return send(self._machine, self._address, "POST", flush, timeout_s=_TIMEOUT_S).ok
         filled, number = 0, 0
         while filled < (device or 0) * _FILL:
-            answer = self._ask(_prompt(f"{self._nonce} filler {number}", max(1, lines)), 1)
+            answer = self._send_prompt(_prompt(f"{self._nonce} filler {number}", max(1, lines)), 1)
             if answer is None:
                 return False
             filled, number = filled + answer.prompt_tokens, number + 1
         return True
 
-    def _ask(self, prompt: str, tokens: int) -> Asked | None:
-        ask = self._server.build_probe_request(self._model, prompt, tokens)
-        body = None if ask.body is None else dict(ask.body)
+    def _send_prompt(self, prompt: str, tokens: int) -> ProbeAnswer | None:
+        request = self._server.build_probe_request(self._model, prompt, tokens)
+        body = None if request.body is None else dict(request.body)
         began = time.monotonic()
-        answer = send(self._machine, self._address, ask.method, ask.path, body, timeout_s=_TIMEOUT_S)
+        answer = send(self._machine, self._address, request.method, request.path, body, timeout_s=_TIMEOUT_S)
         reading: TokenReading = self._server.read_token(answer)
         if not reading.ok or not reading.prompt_tokens:
             return None
-        return Asked(time.monotonic() - began, reading.prompt_tokens, reading.cached, reading.text)
+        return ProbeAnswer(time.monotonic() - began, reading.prompt_tokens, reading.cached, reading.text)
 
     def _counters(self) -> Counters:
         answer: ServerAnswer = send(self._machine, self._address, "GET", "/metrics", timeout_s=10.0)
@@ -173,9 +179,9 @@ class CacheProbe:
 
 
 def _prompt(head: str, lines: int) -> str:
-    """A text no cache has seen (its first words are ours alone) that ends in a pattern with one clear continuation.
+    """A prompt that no cache holds (its first words are random) and whose ending has one clear continuation.
 
-    The ending makes the greedy answer certain by a wide margin, so that rounding cannot change it.
+    So the greedy answer leads by a wide margin, and rounding cannot change it.
     """
     facts = [f"Fact {number}: the box is {_WORDS[(number * 7 + len(head)) % len(_WORDS)]}." for number in range(lines)]
     return "\n".join([f"Run {head}.", *facts, "Count: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,"])

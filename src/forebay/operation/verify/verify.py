@@ -1,4 +1,4 @@
-"""Is what was asked for in effect? Asked | effective | observed, each with its evidence, and ok, differs, off or unknown."""
+"""Compare what was asked for with what is in effect and what a probe observes; each row with evidence and a status."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from forebay.causes import Cause
 from forebay.machine.interface import Machine
-from forebay.operation.verify.cache_probe import CacheProbe, CacheProbeResult, not_run
+from forebay.operation.verify.cache_probe import CacheProbe, CacheProbeResult, probe_skipped
 from forebay.runs.run_record import Run
 from forebay.servers.base import Counters, Server, Setting
-from forebay.servers.common import first_model
 from forebay.servers.http_client import Address, parse_address, send
 from forebay.servers.log_patterns import EffectiveSetting, effective_settings
+from forebay.servers.openai_api import first_model
 from forebay.servers.registry import server_named
 
 __all__ = ["Report", "Status", "VerifyRow", "VerifyTarget", "verify", "verify_run"]
@@ -27,7 +27,7 @@ _LOG_NAMES = {
 
 
 class Status(StrEnum):
-    """The verdict of a row."""
+    """The status of a row."""
 
     OK = "ok"
     DIFFERS = "differs"
@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """One thing that could have been asked for."""
+    """One setting or effect: as asked for, as the server reports it, as the probe observed it."""
 
     name: str
     asked: str | None
@@ -58,38 +58,20 @@ class VerifyRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All rows."""
+    """All rows, and the probe behind them."""
 
     rows: tuple[VerifyRow, ...]
     probe: CacheProbeResult
 
     @property
     def in_effect(self) -> bool:
-        """Nothing that was asked for is known to be missing (what is unknown is said, and is no failure)."""
+        """Nothing that was asked for is known to be missing. An unknown row is shown and is no failure."""
         return not any(row.status is Status.DIFFERS or (row.status is Status.OFF and row.asked) for row in self.rows)
-
-    def lines(self) -> list[str]:
-        """A table for a person."""
-        head = ("", "asked", "effective", "observed", "")
-        body = [
-            (row.name, row.asked or "-", row.effective or "-", row.observed or "-", row.status.value)
-            for row in self.rows
-        ]
-        widths = [max(len(line[column]) for line in [head, *body]) for column in range(5)]
-        lines = []
-        for line, row in zip([head, *body], [None, *self.rows], strict=True):
-            text = "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
-            lines.append(text)
-            if row is not None:
-                lines.append(f"      {row.evidence}")
-                if row.fix and row.status is not Status.OK:
-                    lines.append(f"      fix: {row.fix}")
-        return lines
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyTarget:
-    """Whom to verify. ``argv``: its command line as far as known, else empty; ``log``: its log's path, or None."""
+    """The server to verify. ``argv``: its command line, empty where unknown; ``log``: path of its log, or None."""
 
     server: Server
     address: Address
@@ -98,43 +80,44 @@ class VerifyTarget:
 
 
 def verify_run(machine: Machine, run: Run, *, probe_s: float, tell: Callable[[str], None] = lambda _t: None) -> Report:
-    """Verify a run of ours and keep the rows in its record."""
+    """Verify a run of Forebay and keep the rows in its record."""
     record = run.read()
-    subject = VerifyTarget(
+    target = VerifyTarget(
         server_named(record.server), parse_address(record.url), tuple(record.command), str(run.log_path)
     )
-    report = verify(machine, subject, probe_s=probe_s, tell=tell)
+    report = verify(machine, target, probe_s=probe_s, tell=tell)
     run.update(lambda now: setattr(now, "verify", [row.as_json() for row in report.rows]))
     return report
 
 
 def verify(
     machine: Machine,
-    subject: VerifyTarget,
+    target: VerifyTarget,
     *,
     probe_s: float,
-    even_if_busy: bool = False,
+    force: bool = False,
     tell: Callable[[str], None] = lambda _t: None,
 ) -> Report:
-    """Compare, and probe where there is a lower tier to prove.
+    """Compare the settings, and probe the lower tiers where some were asked for.
 
     Args:
-        probe_s: the longest probe; 0 probes nothing.
-        even_if_busy: probe although requests of others run (it evicts what they use).
+        probe_s: the longest probe in seconds; 0 sends none.
+        force: probe although requests of others run (the probe evicts the pages they use).
+        tell: takes what the probe costs, before it runs.
     """
-    server, address = subject.server, subject.address
+    server, address = target.server, target.address
     answers = {path: send(machine, address, "GET", path, timeout_s=10.0) for path in server.info_paths}
     metrics = send(machine, address, "GET", "/metrics", timeout_s=10.0)
     counters = server.counters(metrics.text) if metrics.ok else Counters()
     info = server.info(answers, metrics.text if metrics.ok else "")
-    logged = _log_settings(subject)
-    settings = server.settings(subject.argv, info, counters)
+    logged = _log_settings(target)
+    settings = server.settings(target.argv, info, counters)
     rows = [_compare(item, logged) for item in settings]
-    rows += _pools(server.offload_tiers(subject.argv), counters, settings, logged)
-    tiers = server.offload_tiers(subject.argv)
-    probe = not_run("no lower tier was asked for")
+    rows += _pools(server.offload_tiers(target.argv), counters, settings, logged)
+    tiers = server.offload_tiers(target.argv)
+    probe = probe_skipped("no lower tier was asked for")
     if tiers:
-        probe = _probe(machine, subject, counters, settings, probe_s, even_if_busy, tell)
+        probe = _probe(machine, target, counters, settings, probe_s, force, tell)
     rows += _observed(server, tiers, probe)
     return Report(tuple(rows), probe)
 
@@ -167,7 +150,7 @@ def _same(asked: str, effective: str, tolerance: float) -> bool:
 def _pools(
     tiers: Sequence[str], counters: Counters, settings: Sequence[Setting], logged: Mapping[str, EffectiveSetting]
 ) -> list[VerifyRow]:
-    """Pools that came out useless: a device pool below one request, a host pool no larger than the device pool."""
+    """Pools that came out too small: a device pool below one request, a host pool no larger than the device pool."""
     rows = []
     device = _tokens("device", counters, logged)
     context = next((item.effective for item in settings if item.name == "context tokens"), None)
@@ -201,33 +184,33 @@ def _tokens(tier: str, counters: Counters, logged: Mapping[str, EffectiveSetting
     return int(line.value) if line is not None else None
 
 
-def _log_settings(subject: VerifyTarget) -> Mapping[str, EffectiveSetting]:
-    if subject.log is None:
+def _log_settings(target: VerifyTarget) -> Mapping[str, EffectiveSetting]:
+    if target.log is None:
         return {}
     try:
-        with Path(subject.log).open(errors="replace") as lines:
-            return effective_settings(lines, subject.server.name)
+        with Path(target.log).open(errors="replace") as lines:
+            return effective_settings(lines, target.server.name)
     except OSError:
         return {}
 
 
 def _probe(
     machine: Machine,
-    subject: VerifyTarget,
+    target: VerifyTarget,
     counters: Counters,
     settings: Sequence[Setting],
     probe_s: float,
-    even_if_busy: bool,
+    force: bool,
     tell: Callable[[str], None],
 ) -> CacheProbeResult:
     if probe_s <= 0:
-        return not_run("no probe was wanted (--probe-seconds 0)")
-    if counters.busy and not even_if_busy:
+        return probe_skipped("no probe was asked for (--probe-seconds 0)")
+    if counters.busy and not force:
         running = (counters.running or 0) + (counters.waiting or 0)
-        return not_run(f"{running:.0f} requests of others are running, and the probe would evict what they use")
+        return probe_skipped(f"{running:.0f} requests of others are running, and the probe would evict what they use")
     context = next((item.effective for item in settings if item.name == "context tokens"), None)
-    model = first_model(send(machine, subject.address, "GET", "/v1/models", timeout_s=10.0))
-    prober = CacheProbe(machine, subject.server, subject.address, model, limit_s=probe_s, tell=tell)
+    model = first_model(send(machine, target.address, "GET", "/v1/models", timeout_s=10.0))
+    prober = CacheProbe(machine, target.server, target.address, model, limit_s=probe_s, tell=tell)
     return prober.run(counters, int(context) if context is not None and context.isdigit() else None)
 
 
@@ -238,10 +221,10 @@ def _observed(server: Server, tiers: Sequence[str], probe: CacheProbeResult) -> 
                 "lower tiers", None, "off", None, Status.OFF, "none was asked for: no host, disk or external cache"
             )
         ]
-    hits = {tier: probe.taken_from(tier) for tier in tiers}
+    hits = {tier: probe.hit_tokens(tier) for tier in tiers}
     name = " or ".join(tiers) + " tier"
-    if probe.why_not is not None:
-        return [VerifyRow(name, "on", None, None, Status.UNKNOWN, f"not probed: {probe.why_not}")]
+    if probe.skipped is not None:
+        return [VerifyRow(name, "on", None, None, Status.UNKNOWN, f"not probed: {probe.skipped}")]
     taken = sum(count for count in hits.values() if count)
     if all(count is None for count in hits.values()):
         missing = f"neither usage nor counters say where tokens came from; {server.evidence_flag} would tell"

@@ -1,1 +1,1 @@
-"""Watch a server: sample its processes, poll its health, follow its log, judge its state."""
+"""Watch a server: sample its processes, poll its health, follow its log, derive its state."""

@@ -1,4 +1,4 @@
-"""The requests of a watch: health, one token, counters, pause. Each runs beside the watch, at most one of a kind at once."""
+"""The requests of a watch: health, one token, counters, pause. Each runs in a thread, at most one of a kind at once."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from forebay.machine.interface import Machine
 from forebay.operation.watch.observation import TokenState
 from forebay.servers.base import Condition, Counters, HealthReading, Server, TokenReading
-from forebay.servers.common import first_model
 from forebay.servers.http_client import Address, ServerAnswer, send
+from forebay.servers.openai_api import first_model
 
 __all__ = ["HealthPoller"]
 
 _HEALTH_S = 30.0  # SGLang takes 20 s to say that its scheduler does not answer
 _TOKEN_S = 900.0
-_SLOW_HEALTH_S = 0.2  # a health check that is not answered at once is generating: worth a token of our own already
+_SLOW_HEALTH_S = 0.2  # a health check that takes longer is generating a token itself: the server is nearly up
 
 
 @dataclass
 class _Slot:
-    """One kind of request: the thread that runs it, and when it began."""
+    """One kind of request, and when the one under way began."""
 
     busy_since: float | None = None
 
 
 class HealthPoller:
-    """Asks one server.
+    """Sends the requests to one server and keeps the last answer of each kind.
 
     Args:
         clock: monotonic seconds.
-        wake: set whenever an answer has come, so that the watch need not wait for its next turn.
+        wake: set whenever an answer has come, so that the watcher need not wait for its next turn.
     """
 
     def __init__(
@@ -51,23 +51,23 @@ class HealthPoller:
         self.counters_at: float | None = None
         self.paused: str | None = None
 
-    def ask_health(self) -> None:
-        """Ask once, unless an answer is outstanding."""
+    def poll_health(self) -> None:
+        """Request ``health_path``, unless a request is outstanding."""
         self._start(self._health_slot, self._health)
 
-    def ask_token(self) -> None:
-        """Ask for one token, unless one is outstanding."""
+    def request_token(self) -> None:
+        """Request one token, unless a request is outstanding."""
         if self._token_slot.busy_since is None:
             state = self.token
             self.token = TokenState(self._clock(), state.ok_at, state.failure, state.evidence)
         self._start(self._token_slot, self._one_token)
 
-    def ask_counters(self) -> None:
-        """Read /metrics, unless a reading is outstanding."""
+    def poll_counters(self) -> None:
+        """Request /metrics, unless a request is outstanding."""
         self._start(self._counters_slot, self._read_counters)
 
-    def ask_pause(self) -> None:
-        """Ask whether it was paused on request, unless that is outstanding."""
+    def poll_pause(self) -> None:
+        """Request ``pause_paths``, unless a request is outstanding."""
         self._start(self._pause_slot, self._read_pause)
 
     @property
@@ -77,23 +77,23 @@ class HealthPoller:
         return 0.0 if since is None else self._clock() - since
 
     @property
-    def worth_a_token(self) -> bool:
-        """Health is up, or is taking its time: asked before, the token request would meet a server still loading."""
+    def should_request_token(self) -> bool:
+        """Health is up or slow to answer. Earlier, the token request would meet a server that still loads."""
         if self.health is None:
-            # the first look at a socket that listens: a server that opens its port when it is ready answers both at once
+            # a server that opens its port when it is ready answers health and token at once
             return not self._server.health_generates or self.health_pending_s >= _SLOW_HEALTH_S
         if self.health.condition is Condition.UP:
             return True
         return self.health.condition is not Condition.REFUSED and self.health_pending_s >= _SLOW_HEALTH_S
 
-    def forget(self) -> None:
-        """The process behind the address changed: what was heard is about another one."""
+    def reset(self) -> None:
+        """Drop all answers: another process is behind the address now."""
         self.health, self.token, self.counters, self.paused, self._model = None, TokenState(), None, None, None
 
     def send(
         self, method: str, path: str, body: dict[str, object] | None = None, *, timeout_s: float = 10.0
     ) -> ServerAnswer:
-        """One request, here and now."""
+        """Send one request and wait for its answer."""
         return send(self._machine, self._address, method, path, body, timeout_s=timeout_s)
 
     def _start(self, slot: _Slot, work: Callable[[], None]) -> None:
@@ -117,10 +117,9 @@ class HealthPoller:
     def _one_token(self) -> None:
         if self._model is None:
             self._model = first_model(self.send("GET", "/v1/models"))
-        ask = self._server.build_probe_request(self._model)
-        reading = self._server.read_token(
-            self.send(ask.method, ask.path, None if ask.body is None else dict(ask.body), timeout_s=_TOKEN_S)
-        )
+        request = self._server.build_probe_request(self._model)
+        body = None if request.body is None else dict(request.body)
+        reading = self._server.read_token(self.send(request.method, request.path, body, timeout_s=_TOKEN_S))
         self.token = self._after(reading)
 
     def _after(self, reading: TokenReading) -> TokenState:

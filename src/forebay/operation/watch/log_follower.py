@@ -13,7 +13,7 @@ class LogFollower:
     """Follows ``path``; starts over when the file is replaced.
 
     Args:
-        server: whose grammar to read it with; a name without a grammar reads the length only.
+        server: the server whose log patterns are used; without patterns only the length is read.
     """
 
     def __init__(self, machine: Machine, path: str, server: str) -> None:
@@ -30,7 +30,7 @@ class LogFollower:
         self._shown: str | None = None
 
     def read(self) -> list[str]:
-        """Take in what is new. Returns new error lines, as shown (at most the first of a start)."""
+        """Read what is new. Returns the line that said the start is lost, once, when it appears."""
         try:
             tail = self._machine.tail(self._path, self.size_bytes, self._inode)
         except OSError:
@@ -41,7 +41,7 @@ class LogFollower:
         if self._tracker is None or not tail.data:
             return []
         lines = (self._rest + tail.data).split(b"\n")
-        # a progress bar redraws its line without ending it: what it shows now counts already
+        # a progress bar redraws its line without ending it: the unfinished line is read too
         self._rest = lines.pop()
         for line in lines:
             self._tracker.feed(line.decode("utf-8", "replace"))
@@ -67,7 +67,7 @@ class LogFollower:
 
     @property
     def doing(self) -> str:
-        """What is done within the stage, in the server's own words; mostly empty."""
+        """What the server is doing within the stage, in its own words; mostly empty."""
         return "" if self._tracker is None else self._tracker.doing
 
     @property

@@ -1,4 +1,4 @@
-"""What one look at a server found: values only, so that judging it needs no server."""
+"""What one observation of a server found: values only, so that the state machine can be tested without a server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from enum import StrEnum
 
 from forebay.servers.base import HealthReading, Role
 
-__all__ = ["Activity", "DeathObservation", "Lost", "Observation", "Owner", "OwnerKind", "TokenState", "Watched"]
+__all__ = [
+    "Activity",
+    "DeathObservation",
+    "LostProcess",
+    "Observation",
+    "Owner",
+    "OwnerKind",
+    "TokenState",
+    "WatchedProcess",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedProcess:
     """A living process of the server."""
 
     pid: int
@@ -26,8 +35,11 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """An essential process that was there and is gone (or a zombie). ``exit_code`` only where it was our own child."""
+class LostProcess:
+    """An essential process that was there and is gone (or a zombie).
+
+    ``exit_code`` is known only to the process that launched it.
+    """
 
     pid: int
     role: Role
@@ -35,9 +47,9 @@ class Lost:
     exit_code: int | None = None
 
     def describe(self) -> str:
-        """``the API server (pid 7, python …) is gone, exit code 1``."""
+        """``its API server (pid 7, python …) is gone, exit code 1``."""
         how = "" if self.exit_code is None else f", {describe_exit(self.exit_code)}"
-        return f"its {self.role} (pid {self.pid}, {self.title[:60].strip()}) is gone{how}"
+        return f"its {self.role.label} (pid {self.pid}, {self.title[:60].strip()}) is gone{how}"
 
 
 def describe_exit(code: int) -> str:
@@ -46,12 +58,12 @@ def describe_exit(code: int) -> str:
 
 
 class OwnerKind(StrEnum):
-    """Whose the listening socket is."""
+    """Who holds the listening socket."""
 
-    NOBODY = "nobody"
-    OURS = "ours"
+    NONE = "none"
+    OWN = "own"  # a process of this server
     OTHER = "other"
-    HIDDEN = "hidden"  # somebody listens, and we may not see who
+    HIDDEN = "hidden"  # somebody listens; the process cannot be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +76,16 @@ class Owner:
 
     def describe(self, port: int) -> str:
         """For evidence lines."""
-        if self.kind is OwnerKind.NOBODY:
+        if self.kind is OwnerKind.NONE:
             return f"nothing listens on port {port}"
         if self.pid is None:
-            return f"port {port} is listening; whose it is cannot be seen"
+            return f"port {port} is listening; its process cannot be seen"
         return f"port {port} is held by pid {self.pid} ({self.command[:100]})"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenState:
-    """Our own one-token request: outstanding since (monotonic seconds), the last success, the last failure."""
+    """The watcher's one-token request: outstanding since (monotonic seconds), the last success, the last failure."""
 
     outstanding_since: float | None = None
     ok_at: float | None = None
@@ -83,7 +95,7 @@ class TokenState:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Sums over the server's processes that only grow while something happens.
+    """Sums over the server's processes; they grow while it works.
 
     Attributes:
         cpu_s: CPU seconds of all processes.
@@ -104,13 +116,13 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look. ``at`` is monotonic seconds; ``pid_known`` is False where no process could be named at all."""
+    """The server at one moment. ``at`` is monotonic seconds; ``pid_known`` is False while no process is known."""
 
     at: float
     pid_known: bool
-    processes: tuple[Watched, ...] = ()
-    lost: tuple[Lost, ...] = ()
-    owner: Owner = Owner(OwnerKind.NOBODY)
+    processes: tuple[WatchedProcess, ...] = ()
+    lost: tuple[LostProcess, ...] = ()
+    owner: Owner = Owner(OwnerKind.NONE)
     health: HealthReading | None = None
     token: TokenState = TokenState()
     activity: Activity = Activity()
@@ -122,7 +134,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class DeathObservation:
-    """What the watch itself saw of the death. ``lost`` in the order in which they went."""
+    """What the watcher saw of a death. ``lost`` is in the order in which the processes went."""
 
-    lost: tuple[Lost, ...] = ()
-    owner: Owner = Owner(OwnerKind.NOBODY)
+    lost: tuple[LostProcess, ...] = ()
+    owner: Owner = Owner(OwnerKind.NONE)

