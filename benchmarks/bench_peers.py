@@ -1,8 +1,10 @@
-"""What ``forebay bench`` costs itself, beside ``vllm bench serve`` and ``aiperf``: many streams of one null server, in turn.
+"""What ``forebay bench`` costs itself, beside ``vllm bench serve`` and ``aiperf``: many streams of one null server,
+in turn.
 
-The null server paces its tokens, so that a client that keeps up sees the same throughput as any other; one that does not is slower.
-Others run from environments of their own, ``$FOREBAY_CACHE/peers/vllm`` and ``.../aiperf``; left out with a note where there is none.
-Wall time and throughput are the server's own: from its first request to its last answer. CPU seconds are of the whole client.
+The null server paces its tokens, so that a client that keeps up sees the same throughput as any other; one that does
+not is slower. Others run from environments of their own, ``$FOREBAY_CACHE/peers/vllm`` and ``.../aiperf``; left out
+with a note where there is none. Wall time and throughput are the server's own: from its first request to its last
+answer. CPU seconds are of the whole client.
 
     python benchmarks/bench_peers.py --tokenizer FOLDER [--streams 500] [--requests 1500] [--rounds 2]
 """
@@ -24,7 +26,11 @@ from forebay.paths import cache_dir
 
 _HERE = Path(__file__).resolve().parent
 _TOKENS = 32
-_VLLM = "import argparse\nfrom vllm.benchmarks.serve import add_cli_args, main\np = argparse.ArgumentParser()\nadd_cli_args(p)\nmain(p.parse_args())"
+_VLLM = """import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+p = argparse.ArgumentParser()
+add_cli_args(p)
+main(p.parse_args())"""
 
 
 def _commands(url: str, tokenizer: str, streams: int, requests: int, folder: Path) -> dict[str, list[str]]:
@@ -65,7 +71,9 @@ def _commands(url: str, tokenizer: str, streams: int, requests: int, folder: Pat
 
 
 def _hub_of_one(tokenizer: str, home: Path) -> None:
-    """A Hugging Face cache that holds the tokenizer as ``local/tokenizer``: aiperf takes no folder, and there is no network."""
+    """A Hugging Face cache that holds the tokenizer as ``local/tokenizer``: aiperf takes no folder,
+    and there is no network.
+    """
     repository = home / "hub" / "models--local--tokenizer"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)

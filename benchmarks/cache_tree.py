@@ -3,10 +3,10 @@
     python benchmarks/cache_tree.py [--json out.json] [--sglang-python .../peers/sglang/bin/python]
 
 Before each timed operation other memory is walked through, as a forward pass does between two requests, so that neither
-tree is measured out of the processor's caches. Each tree lives in a process of its own, and they take turns round by round; a
-ratio is the median of the ratios within a round. The same key sets go to SGLang's radix cache (its Python and its Rust
-tree core) in its own environment when its interpreter is given: operations are what a request does there, match_prefix
-with lock and unlock, insert, evict of as many tokens.
+tree is measured out of the processor's caches. Each tree lives in a process of its own, and they take turns round by
+round; a ratio is the median of the ratios within a round. The same key sets go to SGLang's radix cache (its Python and
+its Rust tree core) in its own environment when its interpreter is given: operations are what a request does there,
+match_prefix with lock and unlock, insert, evict of as many tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""How often ``forebay bench --compare`` is right: equal servers must compare as equal, one made 5 % slower must be told apart.
+"""How often ``forebay bench --compare`` is right: equal servers must compare as equal,
+one made 5 % slower must be told apart.
 
-Every try is a whole comparison of two fresh null servers, with prompts of its own; the verdict counted is the one on output tokens a
-second. A verdict of *no difference* on equal servers is right, and so is *B is worse* on the slower one.
+Every try is a whole comparison of two fresh null servers, with prompts of its own; the verdict counted is the one on
+output tokens a second. A verdict of *no difference* on equal servers is right, and so is *B is worse* on the slower
+one.
 
     python benchmarks/compare_tries.py [--tries 10] [--rounds 8] [--slower 0.05]
 """

@@ -1,11 +1,14 @@
-"""``forebay generate`` against the embedded server: does it find the best concurrency, and what is the host tier worth to it?
+"""``forebay generate`` against the embedded server: does it find the best concurrency,
+and what is the host tier worth to it?
 
-    python benchmarks/generate_engine.py concurrency --model FOLDER   throughput of its own limit over the best fixed one of a sweep
-    python benchmarks/generate_engine.py tiers --model FOLDER         multi-turn rows on a small device pool, with and without the host tier
+    python benchmarks/generate_engine.py concurrency --model FOLDER
+        throughput of its own limit over the best fixed one of a sweep
+    python benchmarks/generate_engine.py tiers --model FOLDER
+        multi-turn rows on a small device pool, with and without the host tier
 
-``concurrency``: the server's own counter of output tokens decides, over a window after the start of each run; its own limit is given
-``--find-s`` (60) seconds to be found, then measured over the same length of window. ``tiers``: the same rows, a fresh server each; the
-outputs must be equal, byte for byte.
+``concurrency``: the server's own counter of output tokens decides, over a window after the start of each run; its own
+limit is given ``--find-s`` (60) seconds to be found, then measured over the same length of window. ``tiers``: the same
+rows, a fresh server each; the outputs must be equal, byte for byte.
 """
 
 from __future__ import annotations

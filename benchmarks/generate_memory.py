@@ -1,6 +1,8 @@
-"""Does ``forebay generate``'s memory grow with the number of rows? Resident bytes over one long run against the null server.
+"""Does ``forebay generate``'s memory grow with the number of rows?
+Resident bytes over one long run against the null server.
 
-The slope is fitted over the rows finished after SQLite's page cache (64 MiB, bounded) has filled; what a run holds before is its size.
+The slope is fitted over the rows finished after SQLite's page cache (64 MiB, bounded) has filled; what a run holds
+before is its size.
 
     python benchmarks/generate_memory.py [--rows 700000]
 """

@@ -1,11 +1,13 @@
-"""``forebay generate`` against other clients, over the same null server, interleaved: rows a second, and rows a CPU second.
+"""``forebay generate`` against other clients, over the same null server, interleaved: rows a second,
+and rows a CPU second.
 
-Others: the ``openai`` async client in a plain loop (in this environment), ``bespokelabs-curator`` and ``data-designer`` (each from an
-environment of its own, ``$FOREBAY_CACHE/peers/curator`` and ``.../datadesigner``; left out with a note where it is not there).
-Wall time counts from the first request to the last answer, as the server saw them: no side pays for its imports. CPU seconds are of
-the whole client process.
+Others: the ``openai`` async client in a plain loop (in this environment), ``bespokelabs-curator`` and ``data-designer``
+(each from an environment of its own, ``$FOREBAY_CACHE/peers/curator`` and ``.../datadesigner``; left out with a note
+where it is not there). Wall time counts from the first request to the last answer, as the server saw them: no side pays
+for its imports. CPU seconds are of the whole client process.
 
-The frameworks get fewer rows (``--framework-rows``): they would take minutes, and their start is not in their wall time.
+The frameworks get fewer rows (``--framework-rows``): they would take minutes, and their start is not in their wall
+time.
 
     python benchmarks/generate_peers.py [--rows 20000] [--framework-rows 600] [--rounds 2]
 """
@@ -56,7 +58,8 @@ class Ask(curator.LLM):
     def parse(self, row, response):
         return {"id": row["id"], "answer": response}
 llm = Ask(model_name="openai/null", backend="litellm", generation_params={"max_tokens": 64, "temperature": 0},
-    backend_params={"base_url": url + "/v1", "api_key": "none", "max_concurrent_requests": int(os.environ["IN_FLIGHT"]), "max_requests_per_minute": 10**7,
+    backend_params={"base_url": url + "/v1", "api_key": "none",
+        "max_concurrent_requests": int(os.environ["IN_FLIGHT"]), "max_requests_per_minute": 10**7,
                     "max_tokens_per_minute": 10**9, "require_all_responses": True})
 rows = [json.loads(line) for line in open(source)]
 done = llm(rows, working_dir=tempfile.mkdtemp())
@@ -73,7 +76,8 @@ rows = pandas.DataFrame([json.loads(line) for line in open(source)])
 designer = DataDesigner(artifact_path=tempfile.mkdtemp(),
     model_providers=[dd.ModelProvider(name="null", endpoint=url + "/v1", api_key="none")])
 model = dd.ModelConfig(alias="null", model="null", provider="null", skip_health_check=True,
-    inference_parameters=dd.ChatCompletionInferenceParams(max_tokens=64, temperature=0.0, max_parallel_requests=int(os.environ["IN_FLIGHT"])))
+    inference_parameters=dd.ChatCompletionInferenceParams(
+        max_tokens=64, temperature=0.0, max_parallel_requests=int(os.environ["IN_FLIGHT"])))
 builder = dd.DataDesignerConfigBuilder(model_configs=[model])
 builder.with_seed_dataset(dd.DataFrameSeedSource(df=rows))
 builder.add_column(dd.LLMTextColumnConfig(name="answer", prompt="{{ prompt }}", model_alias="null"))

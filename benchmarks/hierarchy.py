@@ -6,8 +6,8 @@
     python benchmarks/hierarchy.py trace --model FOLDER        real traffic (FOREBAY_TRACE), against an exact simulation
     python benchmarks/hierarchy.py peers --model FOLDER ...    a slice of the chat load on vLLM, llama.cpp and SGLang
 
---json FILE adds everything measured. Machines vary: only ratios within one run mean anything. A long part can be done in pieces
-(--only): what FILE has of the same load already is kept and joined.
+--json FILE adds everything measured. Machines vary: only ratios within one run mean anything. A long part can be done
+in pieces (--only): what FILE has of the same load already is kept and joined.
 """
 
 from __future__ import annotations
@@ -293,14 +293,15 @@ def _peer_servers(args: argparse.Namespace, load: cl.ChatLoad, device_tokens: in
     flags: tuple[str, ...]
     if args.llama_server:
         flags = ("--cache-ram", str(host_bytes >> 20))
-        # As many slots as hold a whole conversation. Sharing the pool (--kv-unified) was slower, and it answers 500 when
-        # the running conversations outgrow it.
+        # As many slots as hold a whole conversation. Sharing the pool (--kv-unified) was slower, and it answers 500
+        # when the running conversations outgrow it.
         slots = min(load.in_flight, device_tokens // load.context_tokens)
         size = device_tokens // slots
         llama = ps.llama_cpp(args.llama_server, args.gguf, args.port + 1, *flags, slots=slots, context=size)
         entries.append((llama, cl.ask_llama_cpp))
     if args.vllm_python:
-        # Blocks of 32, the smallest its CPU kernels take well: at its default of 128 a turn computes 96 tokens more again.
+        # Blocks of 32, the smallest its CPU kernels take well: at its default of 128 a turn computes 96 tokens more
+        # again.
         flags = ("--kv-cache-memory-bytes", str(device_tokens * unit), "--block-size", "32")
         flags += ("--max-model-len", str(load.context_tokens), "--enable-prompt-tokens-details")
         server = ps.vllm(args.vllm_python, args.model, args.port + 2, *flags)

@@ -3,7 +3,8 @@
     python benchmarks/load.py --model smollm2
     python benchmarks/load.py --model smollm2 --clients 200 --rounds 4 --json load.json
 
-It passes when nothing but 429s was refused, every page is free at the end, and memory is flat over the rounds. Exit status 0 or 1.
+It passes when nothing but 429s was refused, every page is free at the end, and memory is flat over the rounds. Exit
+status 0 or 1.
 """
 
 from __future__ import annotations

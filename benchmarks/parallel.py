@@ -7,10 +7,10 @@
     python benchmarks/parallel.py ranks          one rank with two threads against two ranks with one, on the 1B model
     python benchmarks/parallel.py loading        memory while loading against the plan's figure
 
-The models are random, in the formats they are published in, and are made once into $FOREBAY_CACHE/benchmarks (8 GB in all).
-Servers that are compared are up at the same time and measured in turns, each round in another order; the tables show medians
-over rounds and, for ratios, the median of the rounds' ratios. Both forms of a model hold the same numbers, so their greedy
-tokens must be equal: that is checked in every run, and a difference ends it.
+The models are random, in the formats they are published in, and are made once into $FOREBAY_CACHE/benchmarks (8 GB in
+all). Servers that are compared are up at the same time and measured in turns, each round in another order; the tables
+show medians over rounds and, for ratios, the median of the rounds' ratios. Both forms of a model hold the same numbers,
+so their greedy tokens must be equal: that is checked in every run, and a difference ends it.
 
 Exit status: 0 all goals met, 1 one was missed (the table says by how much), 2 bad usage.
 """
@@ -44,7 +44,9 @@ _PROMPT = 32
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``goal`` is a limit that ``value`` is held against, ``at_most`` or at least; None: reported."""
+    """One line of the table. ``goal`` is a limit that ``value`` is held against, ``at_most`` or at least; None:
+    reported.
+    """
 
     case: str
     what: str

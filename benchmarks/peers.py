@@ -2,10 +2,11 @@
 
     python benchmarks/peers.py --model FOLDER --gguf BF16.gguf --llama-server BIN --vllm-python PYTHON [--json OUT]
 
-All servers are up at once (idle ones use no CPU); rounds are interleaved: each round measures every server once at every
-load, in a rotating order, once all the others have come to rest (thread pools spin on for a while after a request, and would
-take the cores from the next server's). Prompts are random token ids, new in every request, so that no prefix cache helps
-anyone. The table shows medians over rounds, and ratios of Forebay to the others within the same round.
+All servers are up at once (idle ones use no CPU); rounds are interleaved: each round measures every server once at
+every load, in a rotating order, once all the others have come to rest (thread pools spin on for a while after a
+request, and would take the cores from the next server's). Prompts are random token ids, new in every request, so that
+no prefix cache helps anyone. The table shows medians over rounds, and ratios of Forebay to the others within the same
+round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What resuming by count costs: the rule of SpecForge's ``scripts/regenerate_train_data.py``, against ``forebay generate``.
+"""What resuming by count costs: the rule of SpecForge's ``scripts/regenerate_train_data.py``,
+against ``forebay generate``.
 
-The rule (``--resume``): count the lines of the output, skip as many lines of the input, append. Rows are written in completion order,
-through a file buffer that nobody flushes. Both sides run over the same null server and are killed equally often at random moments.
+The rule (``--resume``): count the lines of the output, skip as many lines of the input, append. Rows are written in
+completion order, through a file buffer that nobody flushes. Both sides run over the same null server and are killed
+equally often at random moments.
 
     python benchmarks/resume_baseline.py [--rows 2000] [--kills 20] [--seed 1]
 """

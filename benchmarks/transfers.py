@@ -3,9 +3,9 @@
     python benchmarks/transfers.py [--dir FOLDER] [--pages 256] [--json out.json]
 
 Everything is timed in turns, call by call, and the best call counts: on a shared machine the best is what the code can
-do, and the ratio is what to read. Pages are SmolLM2-135M's (30 layers, 3 KV heads of 64, bf16, 16 tokens: 368,640 bytes).
-Scattered pages are the usual case, consecutive ones the best. The disk is read past the page cache (posix_fadvise); the
-plain read is of the same segment file, front to back, in 1 MiB reads into memory of its own.
+do, and the ratio is what to read. Pages are SmolLM2-135M's (30 layers, 3 KV heads of 64, bf16, 16 tokens: 368,640
+bytes). Scattered pages are the usual case, consecutive ones the best. The disk is read past the page cache
+(posix_fadvise); the plain read is of the same segment file, front to back, in 1 MiB reads into memory of its own.
 """
 
 from __future__ import annotations

@@ -2,5 +2,6 @@
 
 import signal
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that: the commands under test would never see theirs.
+# A shell starts background jobs with SIGINT ignored, and children inherit that: the commands under test would never see
+# theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)

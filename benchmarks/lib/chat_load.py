@@ -64,7 +64,8 @@ async def ask_vllm(session: aiohttp.ClientSession, url: str, prompt: list[int], 
 
 
 async def ask_llama_cpp(session: aiohttp.ClientSession, url: str, prompt: list[int], max_tokens: int) -> Turn:
-    """The native /completion; its timings count the prompt's tokens as cached (``cache_n``) and computed (``prompt_n``).
+    """The native /completion; its timings count the prompt's tokens as cached (``cache_n``) and computed
+    (``prompt_n``).
 
     A cached token may have come from the slot or from --cache-ram; the answer does not say which.
     """

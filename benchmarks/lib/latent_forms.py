@@ -78,7 +78,9 @@ def _one_token(context: int, pages: torch.Tensor) -> AttentionBatch:
 
 
 def _paged(values: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """(context, heads, dim) -> a pool (pages, heads, page size, dim) whose page ``pages[i]`` holds tokens i * size..."""
+    """(context, heads, dim) -> a pool (pages, heads, page size,
+    dim) whose page ``pages[i]`` holds tokens i * size...
+    """
     context, heads, dim = values.shape
     pool = torch.empty(context // _PAGE, heads, _PAGE, dim, dtype=values.dtype)
     pool[pages.long()] = values.view(-1, _PAGE, heads, dim).transpose(1, 2)

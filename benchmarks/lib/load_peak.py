@@ -16,7 +16,8 @@ __all__ = ["measure"]
 
 
 def measure(folder: Path, rank: int, tp: int) -> dict[str, int]:
-    """``weights_bytes``: packed, as the server reports them; ``peak_bytes``: of memory, above the process without weights;
+    """``weights_bytes``: packed, as the server reports them; ``peak_bytes``: of memory,
+    above the process without weights;
     ``tensor_bytes``: the largest tensor of the checkpoint."""
     command = [sys.executable, __file__, str(folder), str(rank), str(tp)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -53,7 +53,9 @@ def llama_cpp(binary: Path, gguf: Path, port: int, *flags: str, slots: int = 32,
 
 
 def vllm(python: Path, model: Path, port: int, *flags: str, eager: bool = False) -> Server:
-    """vLLM's CPU wheel with both cores bound and Intel's OpenMP where its environment has it; compiled unless ``eager``."""
+    """vLLM's CPU wheel with both cores bound and Intel's OpenMP where its environment has it;
+    compiled unless ``eager``.
+    """
     argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--served-model-name", "m", "--max-model-len", "4096", "--no-enable-log-requests"]
     argv += [*(["--enforce-eager"] if eager else []), *flags]
@@ -149,8 +151,8 @@ def cpu_seconds(server: Server) -> float:
 def sglang(recipe: Path, model: Path, port: int, device_tokens: int, host_ratio: float) -> Server:
     """SGLang on CPU with HiCache, its host pool ``host_ratio`` times the device pool, in pages of 16 tokens.
 
-    ``recipe``: bin/python, cpu/launch.py and cpu/stubs (its copy functions are the recipe's). Without AMX it computes with
-    torch alone and binds no threads, so OMP_NUM_THREADS says that both cores work.
+    ``recipe``: bin/python, cpu/launch.py and cpu/stubs (its copy functions are the recipe's). Without AMX it computes
+    with torch alone and binds no threads, so OMP_NUM_THREADS says that both cores work.
     """
     argv = [
         str(recipe / "bin" / "python"),

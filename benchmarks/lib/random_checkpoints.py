@@ -1,7 +1,7 @@
 """Random checkpoints of real size in the real formats, made once into the cache folder.
 
-Each model exists twice: with INT4 weights (compressed-tensors pack-quantized, symmetric, groups of 32) and with the same
-weights in bf16: the dequantised values, so that both must give the same tokens.
+Each model exists twice: with INT4 weights (compressed-tensors pack-quantized, symmetric, groups of 32) and with the
+same weights in bf16: the dequantised values, so that both must give the same tokens.
 """
 
 from __future__ import annotations

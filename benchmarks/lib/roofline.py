@@ -1,4 +1,6 @@
-"""Ceilings measured on this machine in this run; as a program: one JSON line of them for MODEL and each number of tokens."""
+"""Ceilings measured on this machine in this run; as a program:
+one JSON line of them for MODEL and each number of tokens.
+"""
 
 from __future__ import annotations
 

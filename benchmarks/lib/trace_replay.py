@@ -37,8 +37,8 @@ class TierSimulation:
 
     A page is a prefix (its ids up to and including its own). A request touches its pages from the deepest to the first,
     so a parent is always newer than its children and plain LRU order never drops a parent before them. What the
-    running request uses is locked. The last page of a prompt is always computed (its last token must be), so a prompt of n
-    pages can hit at most n - 1.
+    running request uses is locked. The last page of a prompt is always computed (its last token must be), so a prompt
+    of n pages can hit at most n - 1.
     """
 
     def __init__(self, device_pages: int, host_pages: int) -> None:
@@ -65,8 +65,8 @@ class TierSimulation:
         matched = hits["device"] + hits["host"]
         self._touch("device", keys[:matched])
         self._touch("host", keys[:matched])
-        # Room for what is loaded and for what is computed. Held is the prefix found; the prompt's last page, which may be
-        # there and cannot be used, may go, and is dropped for the new one otherwise.
+        # Room for what is loaded and for what is computed. Held is the prefix found; the prompt's last page, which may
+        # be there and cannot be used, may go, and is dropped for the new one otherwise.
         self._make_room("device", hits["host"] + len(keys) - matched, set(keys[:matched]))
         for key in keys:
             device[key] = None

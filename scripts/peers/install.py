@@ -4,11 +4,12 @@
     python3.11 scripts/peers/install.py vllm            # -> $FOREBAY_CACHE/peers/vllm
 
 Never into the project's environment: both pin their own torch and transformers. Running it again is cheap: the
-environment carries ``recipe.json`` (the recipe's hash and every installed version), written last, so that an interrupted
-installation is started afresh and a finished one is left alone. One installer at a time per server (a lock file beside the
-folder); a second one waits and then finds the work done.
+environment carries ``recipe.json`` (the recipe's hash and every installed version), written last, so that an
+interrupted installation is started afresh and a finished one is left alone. One installer at a time per server (a lock
+file beside the folder); a second one waits and then finds the work done.
 
-Exit codes: 0 installed (or already there), 3 the packages cannot be had (no registry, a version that is gone), 1 otherwise.
+Exit codes: 0 installed (or already there), 3 the packages cannot be had (no registry, a version that is gone), 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 UNAVAILABLE = ("No matching distribution found", "Could not find a version", "Temporary failure in name resolution")
 
-# name -> pip invocations after the environment exists. torchvision of the default index does not load beside a CPU torch,
-# and sglang's and xgrammar's own requirement lists pull CUDA packages: hence --no-deps, and the uninstall for vLLM.
+# name -> pip invocations after the environment exists. torchvision of the default index does not load beside a CPU
+# torch, and sglang's and xgrammar's own requirement lists pull CUDA packages: hence --no-deps, and the uninstall for
+# vLLM.
 STEPS: dict[str, list[list[str]]] = {
     "sglang": [
         ["install", "-r", str(HERE / "sglang" / "requirements.txt")],

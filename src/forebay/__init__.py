@@ -5,7 +5,8 @@ Where things live (imports follow the arrows only; ``tests/architecture`` holds 
     cli -> operation, planning, workload -> servers -> machine, model
     engine -> model, planning
 
-The modules directly in this package (``errors``, ``causes``, ``sizes``, ``paths``) are vocabulary that every part shares.
+The modules directly in this package (``errors``, ``causes``, ``sizes``, ``paths``) are vocabulary that every part
+shares.
 """
 
 __version__ = "0.1.0"

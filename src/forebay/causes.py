@@ -1,6 +1,7 @@
 """Every reason Forebay can give for a refusal or a failure: one enum, each with an anchor in docs/causes.md.
 
-The planner's refusals and the doctor's causes share it, so that "refused before the start" and "died of it" are one word.
+The planner's refusals and the doctor's causes share it, so that "refused before the start" and "died of it" are one
+word.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@
       LeftBehindError  (8)      ``down`` could not remove everything
       FailedRowsError  (9)      ``generate`` finished with failed rows
 
-Any other exception is a bug in forebay: exit 1, one line on the terminal, the traceback in $FOREBAY_HOME/last_error.txt.
+Any other exception is a bug in forebay: exit 1, one line on the terminal, the traceback in
+$FOREBAY_HOME/last_error.txt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tiny random checkpoints in the real formats, from transformers' own configuration and model classes.
 
-``make_tiny(kind, folder)`` writes config.json, model.safetensors and a tokenizer; it is what other tests of the engine use too. Weights
-are wide enough that logits are well apart, and norms and biases are not the neutral ones that a bug could hide behind.
+``make_tiny(kind, folder)`` writes config.json, model.safetensors and a tokenizer; it is what other tests of the engine
+use too. Weights are wide enough that logits are well apart, and norms and biases are not the neutral ones that a bug
+could hide behind.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ def make_tiny(
         folder: made if need be.
         dtype: of the stored weights.
         seed: of the weights.
-        decisive: lean the head towards one token after each, as training does, so that the two best logits are seldom within
-            rounding of each other and a mixture's expert that flips on a rounding does not change the choice.
+        decisive: lean the head towards one token after each, as training does, so that the two best logits are seldom
+            within rounding of each other and a mixture's expert that flips on a rounding does not change the choice.
         overrides: config fields to change.
     """
     import transformers
@@ -165,8 +166,9 @@ def load_reference(folder: Path, dtype: torch.dtype) -> Any:
 def _wrap_as_kimi(transformers: Any, folder: Path) -> None:
     """Turn a DeepSeek-V3 checkpoint into one of Kimi-K2.5's form; the plain one stays in ``text`` as the reference.
 
-    As published: the language model under ``language_model.``, a vision tower and projector beside it, and the architecture's name
-    in config.json. (transformers 5.19 would save the text layers as ``blocks``, which no published checkpoint does.)
+    As published: the language model under ``language_model.``, a vision tower and projector beside it, and the
+    architecture's name in config.json. (transformers 5.19 would save the text layers as ``blocks``, which no published
+    checkpoint does.)
     """
     from safetensors.torch import load_file, save_file
 
@@ -260,12 +262,13 @@ _EXPERTS_ONLY = [
 
 
 def quantize_tiny(folder: Path, scheme: str, *, experts_only: bool = False, also: tuple[str, ...] = ()) -> Path:
-    """Rewrite a tiny checkpoint with quantized weights; ``text`` beside it keeps what they stand for, for the reference.
+    """Rewrite a tiny checkpoint with quantized weights; ``text`` beside it keeps what they stand for,
+    for the reference.
 
     Args:
         folder: written by ``make_tiny`` in float32, so that the reference's weights are exact.
-        scheme: ``int4`` (compressed-tensors pack-quantized, group 32), ``int8`` (compressed-tensors, a scale a channel), or ``fp8``
-            (DeepSeek's, blocks of 128 x 128).
+        scheme: ``int4`` (compressed-tensors pack-quantized, group 32), ``int8`` (compressed-tensors, a scale a
+            channel), or ``fp8`` (DeepSeek's, blocks of 128 x 128).
         experts_only: as Kimi-K2.5 does; otherwise all linears but the head and the routers.
         also: tensors to quantize beyond those.
     """

@@ -35,7 +35,8 @@ def v1(folder: str, limit: int, usage: int, inactive: int, active: int) -> dict[
     return {
         f"{folder}/memory.limit_in_bytes": f"{limit}\n",
         f"{folder}/memory.usage_in_bytes": f"{usage}\n",
-        f"{folder}/memory.stat": f"inactive_file 1\nactive_file 1\ntotal_inactive_file {inactive}\ntotal_active_file {active}\n",
+        f"{folder}/memory.stat": "inactive_file 1\nactive_file 1\n"
+        f"total_inactive_file {inactive}\ntotal_active_file {active}\n",
     }
 
 
@@ -133,7 +134,9 @@ AVAILABLE = """
 
 
 def test_page_cache_of_a_real_group_is_room_to_the_last_megabytes(tmp_path: Path) -> None:
-    """A process can have what the formula says, and is killed beyond it: active page cache counts, and nothing is left out."""
+    """A process can have what the formula says, and is killed beyond it: active page cache counts,
+    and nothing is left out.
+    """
     path = on_a_disk(tmp_path) / "checkpoint-of-a-test"
     with real_cgroup(300 * MIB) as group:
         try:
@@ -157,7 +160,8 @@ PLAN_THEN_ALLOCATE = """
     from forebay.machine.local import LocalMachine
     from forebay.machine.memory import read_memory
 
-    ask = [sys.executable, "-c", "from forebay.cli.main import main; main()", "plan", "smollm2", "--json", "--device-cache", "16MB"]
+    command = [sys.executable, "-c", "from forebay.cli.main import main; main()"]
+    ask = [*command, "plan", "smollm2", "--json", "--device-cache", "16MB"]
     plan = json.loads(subprocess.run(ask, capture_output=True, text=True, check=False).stdout)
     largest = plan["host"]["largest_safe_per_rank_bytes"]
     available = read_memory(LocalMachine()).available_bytes

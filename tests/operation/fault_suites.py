@@ -1,8 +1,8 @@
 """What every server must survive being watched through: suites that the three fault files run on the real servers.
 
-A suite is a class whose ``case`` a fixture of the file gives. Tests of ``Serving`` share one server and run in the order in
-which they stand; the last one kills it. A verdict must come within 2 s of its evidence: both are read from clocks of the run
-itself, and what this machine makes everybody wait is measured beside it and allowed for (``Beat``).
+A suite is a class whose ``case`` a fixture of the file gives. Tests of ``Serving`` share one server and run in the
+order in which they stand; the last one kills it. A verdict must come within 2 s of its evidence: both are read from
+clocks of the run itself, and what this machine makes everybody wait is measured beside it and allowed for (``Beat``).
 """
 
 from __future__ import annotations
@@ -293,7 +293,9 @@ class FailedStarts:
         assert_nothing_left(driver, "failing", [])
 
     def _assert_soon(self, case: Case, driver: Driver, name: str, up: Result, beat: Beat) -> None:
-        """From the first of: an error line read, the exit of the API server. The log's last write bounds it from outside."""
+        """From the first of: an error line read, the exit of the API server.
+        The log's last write bounds it from outside.
+        """
         first = min(event["at"] for event in up.events if event["event"] in ("log", "exited"))
         dead = up.event("dead")["at"]
         beat.assert_soon(f"{case.server}, {name}", dead, first)

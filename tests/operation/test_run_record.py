@@ -28,7 +28,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def record(name: str = "one", **fields: object) -> RunRecord:
     base: dict[str, object] = {
-        "name": name, "server": "sglang", "model": "/m", "version": "0.5.23", "command": ["x"], "env": {}, "host": "0.0.0.0",
+        "name": name, "server": "sglang", "model": "/m", "version": "0.5.23", "command": ["x"], "env": {},
+        "host": "0.0.0.0",
         "port": 30000, "run_id": name, "created_at": 1.0,
     }  # fmt: skip
     return RunRecord(**{**base, **fields})  # type: ignore[arg-type]

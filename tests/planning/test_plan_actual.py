@@ -1,4 +1,6 @@
-"""The plan beside the real servers' pools: embedded to the byte, also by the kernel's own figures; SGLang's host pool to the token."""
+"""The plan beside the real servers' pools: embedded to the byte, also by the kernel's own figures;
+SGLang's host pool to the token.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,9 @@ def _check_kernel(made: Plan, info: dict[str, Any], server: Running) -> None:
 
 @pytest.fixture(scope="module")
 def small_llama(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Llama whose heads divide over two ranks, with the real model's tokenizer and no weights (--load-format dummy)."""
+    """A Llama whose heads divide over two ranks,
+    with the real model's tokenizer and no weights (--load-format dummy).
+    """
     folder = tmp_path_factory.mktemp("small-llama")
     for file in Path(smollm2).iterdir():
         if "token" in file.name or file.suffix == ".jinja":

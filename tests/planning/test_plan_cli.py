@@ -1,4 +1,6 @@
-"""``forebay plan`` and ``forebay machine`` as commands: exit codes, one-line errors, JSON, and what they do not import."""
+"""``forebay plan`` and ``forebay machine`` as commands: exit codes, one-line errors, JSON,
+and what they do not import.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ from forebay.planning.sglang.device_memory import KVBytesPerToken, WeightLoad, d
 
 
 def test_a_host_pool_has_one_page_more_than_its_size_holds() -> None:
-    """As in the captures: 2 GB of SmolLM2 in pages of 64 are 86,848 tokens, 1 GB at 2,048 B and pages of 1 are 488,282."""
+    """As in the captures: 2 GB of SmolLM2 in pages of 64 are 86,848 tokens,
+    1 GB at 2,048 B and pages of 1 are 488,282.
+    """
     made = plan("smollm2", "sglang", "--hicache-size 2 --page-size 64 --max-total-tokens 8192")
     assert made.host.per_rank_tokens == 86_848
     assert made.device.kv_tokens == 8192

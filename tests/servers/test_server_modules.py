@@ -205,7 +205,8 @@ def test_whose_command_line_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("http://h:8000/", ("h", 8000)), (":8000", ("127.0.0.1", 8000)), ("h:1", ("h", 1)), ("https://h", ("h", 443)), ("http://[::1]:9", ("::1", 9))],
+    [("http://h:8000/", ("h", 8000)), (":8000", ("127.0.0.1", 8000)), ("h:1", ("h", 1)),
+     ("https://h", ("h", 443)), ("http://[::1]:9", ("::1", 9))],
 )  # fmt: skip
 def test_addresses(text: str, expected: tuple[str, int]) -> None:
     found = parse_address(text)

@@ -82,7 +82,9 @@ async def _compared(a: null.Options, b: null.Options, rounds: int) -> Comparison
 
 
 def test_servers_are_told_apart_when_they_differ() -> None:
-    """One is three times as slow: that must show on any machine. What 5 % takes is a matter of statistics (test_bench_stats)."""
+    """One is three times as slow: that must show on any machine.
+    What 5 % takes is a matter of statistics (test_bench_stats).
+    """
     comparison = asyncio.run(_compared(null.Options(token_s=0.01), null.Options(token_s=0.03), 4))
     ratio = comparison.ratios["output"]
     assert ratio is not None

@@ -1,4 +1,6 @@
-"""Damaged journals: the output is the undamaged run's, or the row is asked again; no answer comes under another prompt."""
+"""Damaged journals: the output is the undamaged run's, or the row is asked again;
+no answer comes under another prompt.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,10 @@ def test_a_damaged_line_in_the_middle_of_a_row_costs_only_the_turns_from_there(f
     place.write_bytes(b"".join(lines))
     key = records[at].k  # type: ignore[union-attr]
     lost = sum(record.k == key for record in records if record) - 1
-    code, out, err = finished(forebay("generate", str(folder / "rows.jsonl"), "-o", str(folder / "out.jsonl"), "-s", url, "--max-tokens", "4"))  # fmt: skip
+    again = forebay(
+        "generate", str(folder / "rows.jsonl"), "-o", str(folder / "out.jsonl"), "-s", url, "--max-tokens", "4"
+    )
+    code, out, err = finished(again)
     assert code == 0, err
     assert "1 damaged lines skipped" in err
     assert "1 rows had turns that do not follow" in err
@@ -146,7 +151,9 @@ def _journal_of(folder: Path, *records: Record) -> list[Record]:
 
 
 def test_a_turn_generated_after_other_answers_does_not_count(tmp_path: Path) -> None:
-    """A server that samples answers differently when a lost turn is asked again: the old third turn fits the old second one only."""
+    """A server that samples answers differently when a lost turn is asked again:
+    the old third turn fits the old second one only.
+    """
     row = parse_row(_conversation(["q"] * 3).encode())
     key = row.base.hex()
     empty = ""
@@ -220,7 +227,9 @@ def test_every_bit_of_the_stored_settings_is_covered_by_its_checksum(finished_ru
 
 
 def test_an_input_that_changes_while_it_is_read_ends_in_one_line(tmp_path: Path, null_server: NullServer) -> None:
-    """Positions are known from the first reading of the input; another row at a known position must not get its answers."""
+    """Positions are known from the first reading of the input;
+    another row at a known position must not get its answers.
+    """
     settings = _settings(tmp_path, null_server.url)
     _write_rows(settings.source)
     lines = settings.source.read_text().splitlines(keepends=True)

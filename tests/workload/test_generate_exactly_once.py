@@ -1,4 +1,6 @@
-"""Kills at any moment: the output is that of an unbroken run, byte for byte, and no finished turn was asked for twice."""
+"""Kills at any moment: the output is that of an unbroken run, byte for byte,
+and no finished turn was asked for twice.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ def _run_with_kills(
 ) -> None:
     """Kill client or server ``kills`` times over a journal of about ``whole_bytes``, then let it finish.
 
-    Each kill comes within its share of what is left, so that a fast machine, which runs on while the kill is on its way,
-    still has work left for the last one.
+    Each kill comes within its share of what is left, so that a fast machine, which runs on while the kill is on its
+    way, still has work left for the last one.
     """
     chosen = random.Random(seed)
     journal = output.with_name(output.name + ".journal") / "journal.log"

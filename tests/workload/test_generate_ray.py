@@ -1,7 +1,7 @@
 """The Ray Data stage on a local Ray: the rows of ``forebay generate``, and nothing asked for twice after a kill.
 
-Ray is no part of the test environment: the tests run where ``ray`` is installed beside forebay, or in the environment that
-FOREBAY_RAY_PYTHON names, and are skipped elsewhere.
+Ray is no part of the test environment: the tests run where ``ray`` is installed beside forebay, or in the environment
+that FOREBAY_RAY_PYTHON names, and are skipped elsewhere.
 """
 
 from __future__ import annotations

@@ -243,7 +243,9 @@ def _index_memory_mib(rows: int, folder: Path) -> float:
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
-    """A row costs a few bytes of page cache until SQLite's bound is reached, and never its key and text in Python objects."""
+    """A row costs a few bytes of page cache until SQLite's bound is reached,
+    and never its key and text in Python objects.
+    """
     small, large = (_index_memory_mib(rows, tmp_path) for rows in (10_000, 110_000))
     grown_bytes_a_row = (large - small) * 2**20 / 100_000
     assert grown_bytes_a_row < 400, (small, large)

@@ -22,7 +22,9 @@ def _simulate(
     queue: int | None = None,
     seed: int = 1,
 ) -> tuple[float, int]:
-    """A server whose token step takes ``step_s(n)`` with n requests in flight; returns tokens a second at the end, and refusals."""
+    """A server whose token step takes ``step_s(n)`` with n requests in flight; returns tokens a second at the end,
+    and refusals.
+    """
     chosen = random.Random(seed)
     now, refused, done_tokens, counted_from = 0.0, 0, 0, seconds * 0.75
     running: list[tuple[float, float, int]] = []

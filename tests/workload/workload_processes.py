@@ -95,7 +95,9 @@ def finished(process: subprocess.Popen[str], timeout_s: float = 120) -> tuple[in
 
 
 def write_conversations(path: Path, count: int, *, seed: int = 0) -> None:
-    """Conversations of 1 to 4 turns in both dialects; some share a system prompt, some are equal, some are malformed."""
+    """Conversations of 1 to 4 turns in both dialects; some share a system prompt, some are equal,
+    some are malformed.
+    """
     chosen = random.Random(seed)
     with path.open("w", encoding="utf-8") as out:
         for number in range(count):

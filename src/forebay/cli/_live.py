@@ -1,4 +1,6 @@
-"""Show a start as it happens: one JSON event per line, plain lines, or (on a terminal) a live line with a progress bar."""
+"""Show a start as it happens: one JSON event per line, plain lines,
+or (on a terminal) a live line with a progress bar.
+"""
 
 from __future__ import annotations
 

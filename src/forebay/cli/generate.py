@@ -65,8 +65,9 @@ def _gate_option(gate: QualityFilter, text: str) -> Callable[[_Command], _Comman
 def command(**options: Any) -> int:
     """Generate every assistant turn of INPUT anew, from a served model.
 
-    INPUT is JSONL, Parquet or a Hugging Face dataset folder, with ShareGPT or OpenAI conversations or plain prompts. The same
-    command continues an interrupted run: finished turns are never asked for again, and no row is lost or doubled.
+    INPUT is JSONL, Parquet or a Hugging Face dataset folder, with ShareGPT or OpenAI conversations or plain prompts.
+    The same command continues an interrupted run: finished turns are never asked for again, and no row is lost or
+    doubled.
 
     \b
     Try:

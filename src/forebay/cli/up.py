@@ -72,8 +72,8 @@ def command(**options: Any) -> int:
     that verify needs (--enable-metrics, --enable-prompt-tokens-details) are added and shown.
 
     What cannot work is refused (exit 3) before anything is loaded. "ready" means: the processes it started are alive,
-    they own the port, health is 2xx and one real token came. Exit 4 dead, 5 --timeout passed, 6 stalled or hung, 7 asked
-    for but not in effect. In the foreground Ctrl-C ends the server and checks that nothing is left.
+    they own the port, health is 2xx and one real token came. Exit 4 dead, 5 --timeout passed, 6 stalled or hung, 7
+    asked for but not in effect. In the foreground Ctrl-C ends the server and checks that nothing is left.
     """
     from forebay.cli._live import Screen
     from forebay.cli._planner import plan_for_up

@@ -122,7 +122,8 @@ _log_format_option = click.option(
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP with OpenAI's API, in the foreground, until SIGTERM or Ctrl-C.
 
-    MODEL is a Hugging Face folder (safetensors), a GGUF file, `smollm2` (a small real model, fetched once), or a hub id.
+    MODEL is a Hugging Face folder (safetensors), a GGUF file, `smollm2` (a small real model, fetched once), or a hub
+    id.
 
     \b
     Try:

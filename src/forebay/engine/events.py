@@ -4,8 +4,8 @@
     {"time": "2026-11-30T23:50:01.123Z", "level": "INFO", "event": "stage", "rank": 0, "name": "device pool", ...}
 
 The third word is the event's name; the rest are key=value pairs, JSON-quoted where a value holds anything but the
-letters, digits and ``_.:/+@%,-``. Values are never prompts or outputs. Lines go to standard error in one write each, so that
-lines of several processes do not mix.
+letters, digits and ``_.:/+@%,-``. Values are never prompts or outputs. Lines go to standard error in one write each, so
+that lines of several processes do not mix.
 """
 
 from __future__ import annotations

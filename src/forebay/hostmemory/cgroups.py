@@ -2,14 +2,15 @@
 
     room = limit - usage + inactive_file + active_file
 
-``usage`` counts page cache. When an allocation would exceed the limit, the kernel first reclaims the group's page cache from
-both lists, ``inactive_file`` and ``active_file``; it kills a process only when that is not enough. So all of the page cache
-is room. ``MemAvailable`` of /proc/meminfo counts both lists in the same way (mm/page_alloc.c, ``si_mem_available``). Counting
-``inactive_file`` alone, as kubelet does for its working set, makes a checkpoint that was read twice look like memory in use.
-tmpfs and shared memory are not in these two lists (they are anonymous memory to the kernel), so /dev/shm counts as used.
+``usage`` counts page cache. When an allocation would exceed the limit, the kernel first reclaims the group's page cache
+from both lists, ``inactive_file`` and ``active_file``; it kills a process only when that is not enough. So all of the
+page cache is room. ``MemAvailable`` of /proc/meminfo counts both lists in the same way (mm/page_alloc.c,
+``si_mem_available``). Counting ``inactive_file`` alone, as kubelet does for its working set, makes a checkpoint that
+was read twice look like memory in use. tmpfs and shared memory are not in these two lists (they are anonymous memory to
+the kernel), so /dev/shm counts as used.
 
-The limit of version 2 is the smaller of ``memory.max`` and ``memory.high``: above ``high`` processes are not killed but slowed
-down until they are below it. A process is bound by its own group and by every group above it.
+The limit of version 2 is the smaller of ``memory.max`` and ``memory.high``: above ``high`` processes are not killed but
+slowed down until they are below it. A process is bound by its own group and by every group above it.
 
 Fields: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the Linux sources.
 """
@@ -58,8 +59,8 @@ def read_cgroups(read: ReadText, pid: int | None = None) -> list[Cgroup]:
 def cgroup_folders(read: ReadText, pid: int | None = None) -> list[tuple[int, str]]:
     """(version, folder) of a process's memory group and of each one above it.
 
-    Inside a container the path in /proc/PID/cgroup may be the host's, while /sys/fs/cgroup shows the container's part only.
-    So the root of the mount is always in the list, and folders that do not exist must be skipped by the caller.
+    Inside a container the path in /proc/PID/cgroup may be the host's, while /sys/fs/cgroup shows the container's part
+    only. So the root of the mount is always in the list, and folders that do not exist must be skipped by the caller.
     """
     try:
         lines = read(f"/proc/{pid if pid is not None else 'self'}/cgroup").splitlines()

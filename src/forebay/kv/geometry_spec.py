@@ -1,8 +1,9 @@
 """From a model's geometry to its page: what a token keeps in the cache, layer group by layer group.
 
-Grouped-query layers keep a key and a value for each KV head (sharded over ranks; replicated where there are fewer heads than
-ranks). Latent layers keep one compressed vector with its rotary key, the same on every rank, and, with DeepSeek's sparse
-attention, one index key a token. Layers that share another's KV keep nothing; recurrent layers keep a state a request.
+Grouped-query layers keep a key and a value for each KV head (sharded over ranks; replicated where there are fewer heads
+than ranks). Latent layers keep one compressed vector with its rotary key, the same on every rank, and, with DeepSeek's
+sparse attention, one index key a token. Layers that share another's KV keep nothing; recurrent layers keep a state a
+request.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from forebay.model.geometry import LayerKind, LayerShape, ModelGeometry
 __all__ = ["INDEX_SCALE_BYTES", "StateBytes", "kv_spec", "state_bytes_per_request"]
 
 INDEX_SCALE_BYTES = 4
-"""DeepSeek V3.2's index key is 128 fp8 values and one float32 scale a token (SGLang ``IndexBufAccessor``: 132 bytes)."""
+"""DeepSeek V3.2's index key is 128 fp8 values and one float32 scale a token (SGLang ``IndexBufAccessor``:
+132 bytes).
+"""
 
 
 def kv_spec(geometry: ModelGeometry, page_size: int, value_bytes: int | None = None) -> KVSpec:

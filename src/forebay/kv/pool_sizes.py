@@ -1,4 +1,5 @@
-"""The embedded server's sizes. The engine calls the functions at the top for its pools, so plan and actual are one arithmetic.
+"""The embedded server's sizes. The engine calls the functions at the top for its pools,
+so plan and actual are one arithmetic.
 
 Device pool: every layer group gets the same number of pages a rank; ``--device-cache`` is in total over the ranks. Host
 tier: one region for the node, one copy of every head whatever the number of ranks; ``--host-cache`` is in total.

@@ -37,7 +37,8 @@ def check_gpus(gpus: Sequence[GpuReading]) -> None:
         if gpu.problem:
             raise UsageError(
                 f"GPU {gpu.index} is listed by the driver but does not answer: {gpu.problem}",
-                fix="leave it out with CUDA_VISIBLE_DEVICES, or reset it; `dmesg` shows an Xid line when it fell off the bus",
+                fix="leave it out with CUDA_VISIBLE_DEVICES, or reset it; "
+                "`dmesg` shows an Xid line when it fell off the bus",
             )
 
 

@@ -1,11 +1,11 @@
 """The interface to a machine: everything the operator reads or does there goes through it.
 
-``LocalMachine`` is this machine; ``RecordedMachine`` is a folder of recorded looks, for tests and for machines one cannot
-reach. The rooms on top (memory, processes, ports, shm, accelerators, kernel_log) take a ``Machine`` and hold the knowledge
-of /proc, /sys and /dev/shm, so a machine over SSH needs only these methods.
+``LocalMachine`` is this machine; ``RecordedMachine`` is a folder of recorded looks, for tests and for machines one
+cannot reach. The rooms on top (memory, processes, ports, shm, accelerators, kernel_log) take a ``Machine`` and hold the
+knowledge of /proc, /sys and /dev/shm, so a machine over SSH needs only these methods.
 
-A look that fails raises ``OSError`` (``FileNotFoundError``, ``PermissionError``, ``ProcessLookupError``), as a local file
-would; the rooms turn that into "not there" or "not readable", never into a wrong number.
+A look that fails raises ``OSError`` (``FileNotFoundError``, ``PermissionError``, ``ProcessLookupError``), as a local
+file would; the rooms turn that into "not there" or "not readable", never into a wrong number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """A command that ended. ``exit_code`` is negative for a signal; 127 where the program is not there, 124 for a timeout."""
+    """A command that ended. ``exit_code`` is negative for a signal; 127 where the program is not there,
+    124 for a timeout.
+    """
 
     argv: tuple[str, ...]
     exit_code: int
@@ -62,7 +64,9 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a growing file has from ``offset`` on. ``offset`` is where to go on; ``replaced``: it shrank or is another file."""
+    """What a growing file has from ``offset`` on. ``offset`` is where to go on; ``replaced``:
+    it shrank or is another file.
+    """
 
     data: bytes
     offset: int
@@ -116,7 +120,9 @@ class BindResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU as NVML shows it. ``processes`` maps pid to bytes; pids of other containers appear as the driver reports them."""
+    """One GPU as NVML shows it. ``processes`` maps pid to bytes;
+    pids of other containers appear as the driver reports them.
+    """
 
     index: int
     uuid: str
@@ -189,7 +195,9 @@ class Machine(Protocol):
         """One request from that machine. Raises HttpFailure; any status is an answer."""
 
     def try_bind(self, host: str, port: int) -> BindResult:
-        """Would a server get this TCP port now? Finds a port that is bound without listening, which /proc/net/tcp hides."""
+        """Would a server get this TCP port now? Finds a port that is bound without listening,
+        which /proc/net/tcp hides.
+        """
 
     def gpus(self) -> list[GpuReading]:
         """The machine's GPUs; empty without a driver."""
@@ -201,7 +209,9 @@ class Machine(Protocol):
         """Send a signal to ``pid`` if it is still the process that started at ``start_ticks``; False: it is not."""
 
     def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: str) -> Child:
-        """Start a long-lived process in a session of its own, stdout and stderr appended to ``log_path``. Raises OSError."""
+        """Start a long-lived process in a session of its own, stdout and stderr appended to ``log_path``.
+        Raises OSError.
+        """
 
     def remove(self, path: str) -> None:
         """Unlink a file. Raises OSError."""

@@ -1,5 +1,5 @@
-"""The memory of a machine: what is available (``forebay.hostmemory`` has the formula), swap, /dev/shm, limits, NUMA nodes,
-and what its control groups have recorded about trouble.
+"""The memory of a machine: what is available (``forebay.hostmemory`` has the formula), swap, /dev/shm, limits,
+NUMA nodes, and what its control groups have recorded about trouble.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Processes: who they are (pid, start time and boot id together), whose children, and what they use.
 
-A pid alone is never an identity: it is reused. ``ProcessId`` is, across reboots too, and nothing here signals without it.
+A pid alone is never an identity: it is reused. ``ProcessId`` is, across reboots too, and nothing here signals without
+it.
 """
 
 from __future__ import annotations

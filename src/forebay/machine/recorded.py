@@ -1,4 +1,5 @@
-"""A machine that is a folder: every look answers what was recorded, so plan, doctor and status can be tested on any host.
+"""A machine that is a folder: every look answers what was recorded, so plan,
+doctor and status can be tested on any host.
 
 The folder holds
 
@@ -138,7 +139,9 @@ class RecordedMachine:
 
 
 class RecordingMachine:
-    """Passes every look through to ``machine`` and keeps it; ``save`` writes the folder. Acts are passed on, not kept."""
+    """Passes every look through to ``machine`` and keeps it; ``save`` writes the folder. Acts are passed on,
+    not kept.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

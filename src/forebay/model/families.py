@@ -1,7 +1,8 @@
 """config.json to ModelGeometry: which fields each model family uses, and the defaults its configuration class fills in.
 
-Field names and defaults are those of the Transformers configuration classes (``transformers/models/*/configuration_*.py``,
-5.19); where a checkpoint relies on a class default (Gemma 3's head counts), the default is repeated here with its class.
+Field names and defaults are those of the Transformers configuration classes
+(``transformers/models/*/configuration_*.py``, 5.19); where a checkpoint relies on a class default (Gemma 3's head
+counts), the default is repeated here with its class.
 """
 
 from __future__ import annotations
@@ -160,7 +161,9 @@ def _architecture(top: ConfigFields, text: ConfigFields) -> str:
 
 
 def _dtype(top: ConfigFields, text: ConfigFields) -> str:
-    """``dtype`` (Transformers 5) or ``torch_dtype``; where neither is stated, bfloat16, as every family read here ships."""
+    """``dtype`` (Transformers 5) or ``torch_dtype``; where neither is stated, bfloat16,
+    as every family read here ships.
+    """
     for fields in (text, top):
         for name in ("dtype", "torch_dtype"):
             if name in fields:

@@ -1,8 +1,9 @@
 """What a model is, read from its config.json: the numbers that decide how much memory it needs.
 
-Every layer is described by what it keeps for a token or a request, never by the model's name: grouped-query layers (full or
-sliding window), latent layers (DeepSeek's compressed KV, with or without the sparse-attention index), and recurrent layers
-(linear attention, Mamba) whose state has one size whatever the length. ``forebay.model.families`` reads each family's fields.
+Every layer is described by what it keeps for a token or a request, never by the model's name: grouped-query layers
+(full or sliding window), latent layers (DeepSeek's compressed KV, with or without the sparse-attention index), and
+recurrent layers (linear attention, Mamba) whose state has one size whatever the length. ``forebay.model.families``
+reads each family's fields.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "float8_
 
 
 class LayerKind(StrEnum):
-    """What a layer keeps: KV of every token, KV of a window, a latent of every token, a state of one size, or nothing."""
+    """What a layer keeps: KV of every token, KV of a window, a latent of every token, a state of one size,
+    or nothing.
+    """
 
     FULL = "full"
     SLIDING = "sliding"
     LATENT = "latent"
     RECURRENT = "recurrent"
     SHARED = "shared"
-    """Reads another layer's KV (Gemma 3n and 4; its own shape stays, some servers reserve it) or has no attention at all."""
+    """Reads another layer's KV (Gemma 3n and 4; its own shape stays,
+    some servers reserve it) or has no attention at all.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,8 @@ class ModelGeometry:
         architecture: the class the checkpoint names (``LlamaForCausalLM``).
         model_type: Transformers' model type of the text part.
         layers: one shape a layer, in order.
-        latent_rank: length of the compressed KV vector of latent layers (512 of 576 in DeepSeek); None where there are none.
+        latent_rank: length of the compressed KV vector of latent layers (512 of 576 in DeepSeek); None where there are
+            none.
         max_context: ``max_position_embeddings``.
         dtype: the dtype the checkpoint names, as torch spells it (``bfloat16``).
         draft_layers: multi-token-prediction layers that ship with the checkpoint.

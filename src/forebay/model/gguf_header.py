@@ -1,7 +1,7 @@
 """Geometry and weight bytes of a GGUF file, by reading only its header.
 
-Format (ggml ``docs/gguf.md``): magic ``GGUF``, version, counts of tensors and of metadata pairs, the pairs, then for each tensor
-its name, shape, type and offset. Sizes come from the block sizes of ggml's types.
+Format (ggml ``docs/gguf.md``): magic ``GGUF``, version, counts of tensors and of metadata pairs, the pairs, then for
+each tensor its name, shape, type and offset. Sizes come from the block sizes of ggml's types.
 """
 
 from __future__ import annotations

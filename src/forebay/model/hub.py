@@ -1,6 +1,7 @@
 """A model on the Hugging Face hub that is not on this machine: its config.json and the size its weight index states.
 
-Two small files, a few seconds at most, nothing kept. ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` mean what they mean to the hub's own client.
+Two small files, a few seconds at most, nothing kept. ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` mean what they mean to the
+hub's own client.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """How many weights a model has, kind by kind, and which part of each a rank holds.
 
-Two sources, one result: the checkpoint's headers (every tensor's bytes, sorted by name), or the geometry (counts by formula, for
-a model that is not on this machine). Shares follow Megatron's split, which SGLang, vLLM and the embedded server use: query,
-output, MLP, experts and vocabulary are divided; KV projections are divided by head and repeated where there are fewer heads
-than ranks; norms, routers, the latent's down-projections and the sparse-attention indexer are on every rank.
+Two sources, one result: the checkpoint's headers (every tensor's bytes, sorted by name), or the geometry (counts by
+formula, for a model that is not on this machine). Shares follow Megatron's split, which SGLang, vLLM and the embedded
+server use: query, output, MLP, experts and vocabulary are divided; KV projections are divided by head and repeated
+where there are fewer heads than ranks; norms, routers, the latent's down-projections and the sparse-attention indexer
+are on every rank.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def share_of(name: str) -> Share:
 
 
 def from_headers(tensors: Iterable[TensorInfo], layers: int | None = None) -> list[Component]:
-    """Components of a checkpoint, from every tensor's name and bytes; what not every server reads is apart, by ``BESIDE``.
+    """Components of a checkpoint, from every tensor's name and bytes; what not every server reads is apart,
+    by ``BESIDE``.
 
     Args:
         layers: of the model; those from there on are draft layers (multi-token prediction).
@@ -101,8 +103,8 @@ def from_headers(tensors: Iterable[TensorInfo], layers: int | None = None) -> li
 
 
 BESIDE = ("vision tower", "draft layers", "shapes")
-"""Names of components beside the language model: what sees images, what guesses further tokens, and the shapes that packed tensors
-stand for."""
+"""Names of components beside the language model: what sees images, what guesses further tokens,
+and the shapes that packed tensors stand for."""
 _TOWER = re.compile(r"(vision|visual|mm_projector|multi_modal_projector|^patch)")
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
@@ -117,7 +119,9 @@ def _beside(name: str, layers: int | None) -> str | None:
 
 
 def from_geometry(geometry: ModelGeometry) -> list[Component]:
-    """Components by formula: every matrix of every layer, in the checkpoint's packing. Norms and biases are left out (< 0.1 %)."""
+    """Components by formula: every matrix of every layer, in the checkpoint's packing.
+    Norms and biases are left out (< 0.1 %).
+    """
     plain = geometry.dtype_bytes
     quantized = geometry.quantization
     packed = quantized.bytes_per_weight if quantized else plain
@@ -142,7 +146,8 @@ def _attention(geometry: ModelGeometry, shape: LayerShape) -> list[tuple[Share, 
         return _latent_attention(geometry, shape)
     found: list[tuple[Share, int]] = []
     if shape.recurrent is not None:
-        # the convolution's channels are the projected queries, keys and values; gate and output are one value width each
+        # the convolution's channels are the projected queries, keys and values; gate and output are one value width
+        # each
         width = max(shape.recurrent.conv_channels, hidden)
         found.append((Share.ATTENTION, hidden * (width + 2 * heads * geometry.head_dim)))
     if shape.kv_heads:  # layers that share KV still have their query and output

@@ -1,7 +1,7 @@
 """The state of linear-attention and Mamba layers: its size a request, from the family's fields.
 
-Shapes follow the servers' state pools: SGLang ``configs/mamba_utils.py`` and vLLM ``mamba_utils.py`` both keep, a layer a
-request, a convolution state of ``kernel - 1`` values a channel and a recurrent state of heads x key dim x value dim.
+Shapes follow the servers' state pools: SGLang ``configs/mamba_utils.py`` and vLLM ``mamba_utils.py`` both keep, a layer
+a request, a convolution state of ``kernel - 1`` values a channel and a recurrent state of heads x key dim x value dim.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(folder: Path) -> Iterator[TensorInfo]:
-    """Every tensor of the checkpoint in ``folder``. Raises UsageError as ``read_header`` and ``checkpoint_files`` do."""
+    """Every tensor of the checkpoint in ``folder``.
+    Raises UsageError as ``read_header`` and ``checkpoint_files`` do.
+    """
     for path in checkpoint_files(folder):
         yield from read_header(path)
 

@@ -1,4 +1,6 @@
-"""Where a model comes from: a folder, a GGUF file, a catalogue name, or a hub id (on this machine, else from the hub)."""
+"""Where a model comes from: a folder, a GGUF file, a catalogue name, or a hub id (on this machine,
+else from the hub).
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def _from_gguf(text: str, path: Path) -> ModelSource:
 
 
 def _from_hub(text: str) -> ModelSource:
-    """From the hub itself: the geometry, and the weights as the index states them, shared out as the formula has them."""
+    """From the hub itself: the geometry, and the weights as the index states them,
+    shared out as the formula has them.
+    """
     config, size, address = fetch(text)
     geometry = read_geometry(config, address)
     parts = from_geometry(geometry)

@@ -79,7 +79,9 @@ def _watch(machine: Machine, target: Target, server: Server, options: WaitOption
 def _dead(
     machine: Machine, target: Target, server: Server, watcher: Watcher, show: Callable[[Mapping[str, Any]], None]
 ) -> ExitCode:
-    """Report a death once its evidence is complete: the API server ends after its worker, the log gets its last lines."""
+    """Report a death once its evidence is complete: the API server ends after its worker,
+    the log gets its last lines.
+    """
     deadline = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline:
         watcher.step()

@@ -1,6 +1,7 @@
 """From what a user says to a plan: read the machine, read the server's flags with that server's meaning, plan.
 
-``make_plan`` is what ``forebay plan`` and ``forebay up`` call; it is pure but for the looks at the machine and the model's headers.
+``make_plan`` is what ``forebay plan`` and ``forebay up`` call; it is pure but for the looks at the machine and the
+model's headers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A plan: the answer to "will it fit", with every number's origin, as one frozen value.
 
-The JSON form is stable: ``schema`` counts its incompatible changes, ``_bytes`` are bytes. ``docs/plan.md`` documents each key.
+The JSON form is stable: ``schema`` counts its incompatible changes, ``_bytes`` are bytes. ``docs/plan.md`` documents
+each key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Ended runs that are kept for `forebay logs` and `forebay doctor`: the last few of each name, and a bounded number in all."""
+"""Ended runs that are kept for `forebay logs` and `forebay doctor`: the last few of each name,
+and a bounded number in all.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Dataclasses to JSON and back, checked against their annotations, with the standard library alone.
 
-run.json is read and written on every host a server runs on, by whatever Python (3.10 or newer) is there: no package can be
-counted on. Unknown keys are ignored, so a record of a newer minor version can still be read.
+run.json is read and written on every host a server runs on, by whatever Python (3.10 or newer) is there: no package can
+be counted on. Unknown keys are ignored, so a record of a newer minor version can still be read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The record of a run: a folder ``$FOREBAY_HOME/runs/NAME`` with run.json, plan.json, server.log and events.jsonl.
 
-``run.json`` outlives the supervisor, the terminal and a reboot. It names the run's processes (pid, start time and boot id
-together, so that no other process is ever signalled), what was asked for and what happened. It is replaced atomically under
-a lock, because the supervisor and the command that watches it both write.
+``run.json`` outlives the supervisor, the terminal and a reboot. It names the run's processes (pid, start time and boot
+id together, so that no other process is ever signalled), what was asked for and what happened. It is replaced
+atomically under a lock, because the supervisor and the command that watches it both write.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Baseline:
 class RunRecord:
     """run.json. ``_bytes`` are bytes, ``_s`` seconds, ``_at`` wall clock seconds since the epoch.
 
-    ``api_server`` is the process that was launched, ``members`` every process seen of the run, ``started_by`` the user and
-    host that typed the command.
+    ``api_server`` is the process that was launched, ``members`` every process seen of the run, ``started_by`` the user
+    and host that typed the command.
     """
 
     schema: int = SCHEMA

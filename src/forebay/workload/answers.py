@@ -54,7 +54,9 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """Tokens of one request. ``cached_tokens`` is None when the server does not say; ``by_tier`` sums to it when given."""
+    """Tokens of one request. ``cached_tokens`` is None when the server does not say;
+    ``by_tier`` sums to it when given.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -1,9 +1,9 @@
 """How many requests at once a server takes: found by climbing until throughput stops rising.
 
-Throughput is read from the server's own count of generated tokens where it has one that moves with every step: a step of the climb
-then takes seconds, however long the answers are. Else Little's law gives it: at ``n`` requests in flight it is ``n x tokens /
-duration``, both sums over requests that began and ended under the same limit, so that waves of equally long answers do not disturb
-the measure. Pure: time is passed in.
+Throughput is read from the server's own count of generated tokens where it has one that moves with every step: a step
+of the climb then takes seconds, however long the answers are. Else Little's law gives it: at ``n`` requests in flight
+it is ``n x tokens / duration``, both sums over requests that began and ended under the same limit, so that waves of
+equally long answers do not disturb the measure. Pure: time is passed in.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class ConcurrencyLimit:
             self._epoch_ended(ThroughputSample(self.value, self.value * self._tokens / self._duration), now)
 
     def counted(self, generated: float, now: float, *, full: bool) -> None:
-        """The server has generated so many tokens so far, for everybody; ``full``: as many requests as allowed are in flight."""
+        """The server has generated so many tokens so far, for everybody; ``full``:
+        as many requests as allowed are in flight.
+        """
         if self._fixed:
             return
         self._by_counter = True

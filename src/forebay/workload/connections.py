@@ -1,8 +1,9 @@
 """Keep-alive HTTP/1.1 to one server: what driving an inference server needs of HTTP, and no more.
 
-A load generator is its own bottleneck at thousands of requests a second, so the path of a request is short: one write, one
-future, httptools' parser (llhttp) called straight from the socket. A stream's pieces are handed over, and timed, where they arrive.
-Left out because inference servers have no use for them: redirects, cookies, proxies, compression (none is asked for).
+A load generator is its own bottleneck at thousands of requests a second, so the path of a request is short: one write,
+one future, httptools' parser (llhttp) called straight from the socket. A stream's pieces are handed over, and timed,
+where they arrive. Left out because inference servers have no use for them: redirects, cookies, proxies, compression
+(none is asked for).
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Connections:
         A connection that lay idle may be closed by the server just as it is used; then the request is sent once more.
 
         Raises:
-            RequestFailure: CONNECT, BROKEN, TIMEOUT, or BAD_ANSWER for what is not HTTP; and whatever ``on_piece`` raises.
+            RequestFailure: CONNECT, BROKEN, TIMEOUT, or BAD_ANSWER for what is not HTTP; and whatever ``on_piece``
+                raises.
         """
         data = self._encoded(method, path, body)
         connection = self._take_idle()

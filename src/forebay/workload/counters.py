@@ -45,7 +45,9 @@ async def read_generated(client: Client, kind: str) -> float | None:
 
 
 def difference(before: TierCounts, after: TierCounts) -> dict[str, int] | None:
-    """What was taken from each tier between two readings; None when it was not counted, or the server restarted between them."""
+    """What was taken from each tier between two readings; None when it was not counted,
+    or the server restarted between them.
+    """
     if after.hits is None:
         return None
     first = before.hits or {}

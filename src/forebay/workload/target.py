@@ -17,7 +17,8 @@ from forebay.workload.failures import RequestFailure
 
 __all__ = ["ServerIdentity", "identify", "is_ready", "resolve", "up_address"]
 
-# What of a server's own report changes its answers; looked for at any depth, by these names (SGLang's, vLLM's and ours).
+# What of a server's own report changes its answers; looked for at any depth, by these names (SGLang's, vLLM's and
+# ours).
 _SETTINGS_THAT_MATTER = frozenset(
     {
         "model_path",
@@ -146,7 +147,9 @@ def _collect(value: Any, into: dict[str, Any]) -> None:
 
 
 def up_address(what: str) -> str:
-    """Where ``forebay up WHAT`` will serve: ``--port`` in it, else the saved plan's port, else the operator's default."""
+    """Where ``forebay up WHAT`` will serve: ``--port`` in it, else the saved plan's port,
+    else the operator's default.
+    """
     words = shlex.split(what)
     for given in (words, _plan_command(words)):
         if "--port" in given[:-1]:

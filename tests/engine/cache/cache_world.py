@@ -135,7 +135,9 @@ class World:
         self.cache = PrefixCache(spec, config, self.executor, store)
 
     def compute(self, lease: CacheLease, sequence: Int32, start: int) -> None:
-        """Write what a forward pass over sequence[start:] would: every page that is full then, where the lease has it."""
+        """Write what a forward pass over sequence[start:] would: every page that is full then,
+        where the lease has it.
+        """
         size = self.spec.page_size
         for group in range(len(self.spec.groups)):
             table = lease.page_tables[group]

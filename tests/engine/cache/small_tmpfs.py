@@ -35,7 +35,9 @@ def free_bytes(folder: Path) -> int:
 
 
 class Filler:
-    """Another process that writes into ``folder`` until the file system is full, and removes what it wrote, when told to."""
+    """Another process that writes into ``folder`` until the file system is full, and removes what it wrote,
+    when told to.
+    """
 
     SCRIPT = """
 import os, sys

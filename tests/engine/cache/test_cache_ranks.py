@@ -1,4 +1,6 @@
-"""Several ranks: one decides, all move bytes, a page is used only when all have it; pages do not depend on their number."""
+"""Several ranks: one decides, all move bytes, a page is used only when all have it;
+pages do not depend on their number.
+"""
 
 from __future__ import annotations
 

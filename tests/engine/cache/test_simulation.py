@@ -1,4 +1,6 @@
-"""One request at a time, the cache's hits per tier are those of a simulation a page long: LRU by page, deepest first."""
+"""One request at a time, the cache's hits per tier are those of a simulation a page long: LRU by page,
+deepest first.
+"""
 
 from __future__ import annotations
 

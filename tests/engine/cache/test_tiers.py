@@ -212,8 +212,8 @@ def test_a_window_group_stores_what_can_be_read_after_prompt_and_sequence() -> N
     world = World(HYBRID, TierConfig(**settings))  # type: ignore[arg-type]
     world.run(tokens(*range(40)))
     used = [pool.used for pool in world.cache.pools.host]
-    # The next turn starts at 40 and reads 35 .. 39: pages 8 and 9. The same prompt again starts at 36 and reads 31 .. 35:
-    # pages 7 and 8. Of the full group all ten are needed.
+    # The next turn starts at 40 and reads 35 .. 39: pages 8 and 9. The same prompt again starts at 36 and reads 31 ..
+    # 35: pages 7 and 8. Of the full group all ten are needed.
     assert used == [10, 3]
     world.cache.flush(Tier.DEVICE)
     assert world.run(tokens(*range(41))).cached == CachedTokens(host=40)

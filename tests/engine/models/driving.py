@@ -62,7 +62,9 @@ AnyRunner = ModelRunner | Ranks
 
 
 def table_for(runner: AnyRunner, number: int, tokens: int) -> list[np.ndarray]:
-    """Page tables of the ``number``-th sequence of at most ``tokens`` tokens: scattered, and disjoint from the others'."""
+    """Page tables of the ``number``-th sequence of at most ``tokens`` tokens: scattered,
+    and disjoint from the others'.
+    """
     size = runner.spec.page_size
     need = -(-tokens // size)
     tables = []
@@ -151,7 +153,8 @@ def assert_within_rounding(ours: torch.Tensor, reference: torch.Tensor) -> None:
     best = reference.max(-1).values
     taken = reference.gather(-1, chosen[:, None])[:, 0]
     wrong = [
-        f"step {i}: ours {int(chosen[i])} has {taken[i]:.5f} there, its best {int(reference[i].argmax())} has {best[i]:.5f}"
+        f"step {i}: ours {int(chosen[i])} has {taken[i]:.5f} there, its best {int(reference[i].argmax())} has "
+        f"{best[i]:.5f}"
         for i in range(len(chosen))
         if float(best[i] - taken[i]) > 2 * bf16_ulp(float(best[i]))
     ]

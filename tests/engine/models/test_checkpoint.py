@@ -151,7 +151,9 @@ print(loaded.weight_bytes, memory("VmHWM") - before)
 
 
 def test_loading_peaks_at_the_weights_and_one_tensor(tmp_path: Path) -> None:
-    """No memory map, no second copy of the model: fused parts, their whole and a part of the file buffer are all that comes on top."""
+    """No memory map, no second copy of the model: fused parts,
+    their whole and a part of the file buffer are all that comes on top.
+    """
     wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
     folder = make_tiny("llama", tmp_path / "m", num_hidden_layers=6, **wide)
     done = subprocess.run(

@@ -54,7 +54,9 @@ def test_sums_are_in_rank_order_and_alike_on_all_ranks(size: int, dtype: torch.d
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_library_exchanges_the_same_bits(size: int, dtype: torch.dtype) -> None:
-    """In turn with the other way over the same memory; tensors larger than a slot; a vocabulary that does not divide."""
+    """In turn with the other way over the same memory; tensors larger than a slot;
+    a vocabulary that does not divide.
+    """
     parts = [torch.randn(7, 500, generator=torch.Generator().manual_seed(r)) * 10**r for r in range(size)]
     columns = 500 * size - 3
 

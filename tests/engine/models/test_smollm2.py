@@ -91,8 +91,8 @@ def test_twenty_prompts_give_transformers_tokens_within_rounding(
 ) -> None:
     """Teacher-forced on our text: at every step the reference must have chosen our token, or one within 2 ulps of it.
 
-    Step by step, as its ``generate`` chooses: one pass over the whole text rounds otherwise, and at a near tie lies up to
-    4 ulps from it. ``test_on_the_references_own_tokens`` (soak) takes the reference's text.
+    Step by step, as its ``generate`` chooses: one pass over the whole text rounds otherwise, and at a near tie lies up
+    to 4 ulps from it. ``test_on_the_references_own_tokens`` (soak) takes the reference's text.
     """
     made, logits = greedy_together(make_runner(folder, native, num_pages=200), prompts, NEW_TOKENS)
     reference = load_reference(folder)

@@ -1,4 +1,6 @@
-"""Runs every kernel of a sanitized library (argv[1]) once on ragged shapes; a finding ends the process with an error."""
+"""Runs every kernel of a sanitized library (argv[1]) once on ragged shapes;
+a finding ends the process with an error.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model whose checkpoint names tokens that it has no rows for: two end tokens, and one a text can contain."""
+    """A tiny random model whose checkpoint names tokens that it has no rows for: two end tokens,
+    and one a text can contain.
+    """
     folder = make_tiny("llama", tmp_path_factory.mktemp("tiny") / "tiny", decisive=True)
     edit_config(folder, lambda config: config.update(eos_token_id=[1, VOCAB, VOCAB + 100]))
     (folder / "generation_config.json").unlink()

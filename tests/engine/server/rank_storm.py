@@ -1,8 +1,8 @@
 """A life of a server of several ranks under random misfortune, and what must hold all the while.
 
-The model behind it is small: the tokens of each prompt are known from its first answer (on any life, as long as the number of
-ranks is the same), every answer must repeat them, and a life ends either because we killed a rank, because we stopped one for good, or
-because we asked it to. Anything else is a failure.
+The model behind it is small: the tokens of each prompt are known from its first answer (on any life, as long as the
+number of ranks is the same), every answer must repeat them, and a life ends either because we killed a rank, because we
+stopped one for good, or because we asked it to. Anything else is a failure.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ class Storm:
             assert [a.status for a in answers] in ([500], []), self.story()
 
     def end_by_hang(self) -> None:
-        """A rank is stopped for good: hung after --rank-timeout, and named, though the others wait for it with a CPU each."""
+        """A rank is stopped for good: hung after --rank-timeout, and named,
+        though the others wait for it with a CPU each.
+        """
         rank = self.rng.randrange(self.tp)
         self.did.append(f"stop {rank}")
         thread = self.long_request([])

@@ -1,7 +1,7 @@
 """A runner without a model, and a cache whose loads the test controls.
 
-The fake device pool keeps one number a token slot: a hash chain over all tokens up to it. A sampled token is a function of the
-chain at the last position, so a wrong page, a missing page or a stale one gives a wrong token.
+The fake device pool keeps one number a token slot: a hash chain over all tokens up to it. A sampled token is a function
+of the chain at the last position, so a wrong page, a missing page or a stale one gives a wrong token.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ def hang_up_after(server: ServerProcess, body: dict[str, Any], events: int) -> N
     host, port = server.url.removeprefix("http://").split(":")
     data = json.dumps({"model": "smollm2", "stream": True, **body}).encode()
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         seen = b""
         while seen.count(b"data: ") < events:

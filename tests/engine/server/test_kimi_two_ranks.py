@@ -1,4 +1,6 @@
-"""The model of the story, small: `forebay up` on a random Kimi-K2.5 with two ranks and a host tier, and what it promised."""
+"""The model of the story, small: `forebay up` on a random Kimi-K2.5 with two ranks and a host tier,
+and what it promised.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def region_memory(pid: int, size: int) -> tuple[int, int]:
 def test_plan_and_actual_agree_to_the_byte_and_the_pool_is_held_once(tmp_path: Path) -> None:
     folder, forebay, port = kimi_folder(tmp_path / "kimi-k2.5-tiny"), Forebay(tmp_path / "home"), free_port()
     up = forebay(
-        "up", str(folder), "--tp", "2", "--host-cache", "1GB", "--port", str(port), "--name", "kimi", "--detach", "--json"
+        "up", str(folder), "--tp", "2", "--host-cache", "1GB", "--port", str(port), "--name", "kimi",
+        "--detach", "--json"
     )  # fmt: skip
     try:
         assert up.returncode == 0, f"{up.stderr}\n{up.stdout[-3000:]}"

@@ -275,7 +275,9 @@ group.end(30)
 
 
 def test_a_stop_signal_while_a_worker_starts_is_kept_and_the_worker_is_not_hit() -> None:
-    """Signals in the very moment of the start: this process handles them right after it, the new one never sees its own."""
+    """Signals in the very moment of the start: this process handles them right after it,
+    the new one never sees its own.
+    """
     command = [sys.executable, "-c", SIGNALS_WHILE_SPAWNING]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert sorted(ended.stdout.splitlines()) == ["['SIGINT', 'SIGTERM']", "alive"], ended.stderr

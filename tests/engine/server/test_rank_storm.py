@@ -1,4 +1,6 @@
-"""Two and four ranks under random kills, stops, slow ranks and slow loads: the same tokens, or an end with a name and a reason."""
+"""Two and four ranks under random kills, stops, slow ranks and slow loads: the same tokens,
+or an end with a name and a reason.
+"""
 
 from __future__ import annotations
 

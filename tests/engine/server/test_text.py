@@ -25,12 +25,14 @@ MESSAGES = [
 TEMPLATES = [
     "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}",
-    "{%- for m in messages %}\n  {%- if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}"
+    "{%- for m in messages %}\n  {%- if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration "
+    "%}"
     "\n  {%- else %}{{ m | tojson }}{% endif %}\n{%- endfor %}{{ eos_token }}",
     "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}{{ m.content[::-1] }}|"
     "{% if loop.last %}{% break %}{% endif %}{% endfor %}{% if tools is none %}no tools{% endif %}"
     "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}",
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content | length %}{% endfor %}{{ ns.n }}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content | length %}{% endfor %}{{ ns.n "
+    "}}",
 ]
 
 

@@ -81,31 +81,36 @@ def test_the_ready_line_of_a_server_without_a_port_is_not_believed() -> None:
         ),
         (
             "sglang",
-            "[2026-01-01 00:31:58 TP0] Loading safetensors checkpoint shards:  98% Completed | 160/163 [31:58<00:30, 10.12s/it]",
+            "[2026-01-01 00:31:58 TP0] Loading safetensors checkpoint shards:  98% Completed | 160/163 [31:58<00:30, "
+            "10.12s/it]",
             Stage.LOADING,
             98.2,
         ),
         (
             "sglang",
-            "\rMulti-thread loading shards:   0% Completed | 0/8 [00:00<?, ?it/s]\rMulti-thread loading shards:  50% Completed | 4/8 [00:02<00:02, 2it/s]",
+            "\rMulti-thread loading shards:   0% Completed | 0/8 [00:00<?, ?it/s]\rMulti-thread loading shards:  50% "
+            "Completed | 4/8 [00:02<00:02, 2it/s]",
             Stage.LOADING,
             50,
         ),
         (
             "sglang",
-            "[2026-01-01 00:00:22] Capturing batches (bs=496 avail_mem=20.14 GB):   2%|#  | 1/52 [00:01<00:50, 1.0it/s]",
+            "[2026-01-01 00:00:22] Capturing batches (bs=496 avail_mem=20.14 GB):   2%|#  | 1/52 [00:01<00:50, "
+            "1.0it/s]",
             Stage.CAPTURING,
             1.9,
         ),
         (
             "vllm",
-            "(Worker_TP0 pid=1) Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  37%|###7 | 19/51 [00:03<00:05,  6.10it/s]",
+            "(Worker_TP0 pid=1) Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  37%|###7 | 19/51 "
+            "[00:03<00:05,  6.10it/s]",
             Stage.CAPTURING,
             37.3,
         ),
         (
             "vllm",
-            "(EngineCore pid=1) INFO 01-01 00:00:34 [gpu_model_runner.py:3480] Graph capturing finished in 18 secs, took -0.03 GiB",
+            "(EngineCore pid=1) INFO 01-01 00:00:34 [gpu_model_runner.py:3480] Graph capturing finished in 18 secs, "
+            "took -0.03 GiB",
             Stage.CAPTURING,
             100,
         ),

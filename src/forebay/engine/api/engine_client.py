@@ -37,7 +37,9 @@ class EngineClient:
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self.receive)
 
     def receive(self) -> None:
-        """Take all messages there are. Besides the loop, a slow timer calls this: a socket's descriptor only signals edges."""
+        """Take all messages there are. Besides the loop, a slow timer calls this:
+        a socket's descriptor only signals edges.
+        """
         for message in self._inbox.drain():
             if isinstance(message, RpcResponse):
                 self._answer(message)

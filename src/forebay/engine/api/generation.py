@@ -150,7 +150,9 @@ class Generation:
         return self._by_id[seq_id]
 
     def push(self, event: TokenEvent) -> bool:
-        """Take one token; True when its sequence is over for the client although the scheduler goes on (a stop string)."""
+        """Take one token; True when its sequence is over for the client although the scheduler goes on (a stop
+        string).
+        """
         choice = self._by_id[event.seq_id]
         delta = choice.push(event)
         waiting = self._pending.get(choice.index)

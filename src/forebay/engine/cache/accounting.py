@@ -70,7 +70,9 @@ class Accounting:
         """Prompt tokens not computed, by tier."""
         self.committed_pages = 0
         self.pages: Counter[str] = Counter()
-        """Pages moved (``device_host``, ``host_disk``, ``host_device``, ``disk_host``) and evicted (``device``, ``host``)."""
+        """Pages moved (``device_host``, ``host_disk``, ``host_device``, ``disk_host``) and evicted (``device``,
+        ``host``).
+        """
         self.bytes: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.drops: Counter[str] = Counter()

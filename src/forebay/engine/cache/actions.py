@@ -1,8 +1,8 @@
 """What the cache decides about bytes, as records: rank 0 issues them, every rank's transfers carry them out.
 
 Records hold ids and page numbers only (no address, no handle, no callable), so that they can be sent to another process
-as they are. ``Backup`` and ``LoadBack`` go to every rank; ``DiskWrite`` and ``DiskRead`` to rank 0, which owns the disk tier
-and reads and writes whole pages in the shared host region.
+as they are. ``Backup`` and ``LoadBack`` go to every rank; ``DiskWrite`` and ``DiskRead`` to rank 0, which owns the disk
+tier and reads and writes whole pages in the shared host region.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Backup:
 class LoadBack:
     """Copy host pages to device pages, layer by layer in the model's order.
 
-    ``progress`` is the control word of the host region that says whether the host pages have arrived from disk; -1: they
-    are there.
+    ``progress`` is the control word of the host region that says whether the host pages have arrived from disk; -1:
+    they are there.
     """
 
     id: int
@@ -97,7 +97,9 @@ class Done:
 
 
 class DecisionDigest:
-    """A running hash over the Backup and Load records in their order: ranks that agree have carried out the same list."""
+    """A running hash over the Backup and Load records in their order:
+    ranks that agree have carried out the same list.
+    """
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_64()

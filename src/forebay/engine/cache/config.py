@@ -41,7 +41,9 @@ class LoadPolicy(StrEnum):
 
 
 class FsyncPolicy(StrEnum):
-    """When segment files are forced to the medium. A record is checked when read, so none of them risks a wrong page."""
+    """When segment files are forced to the medium. A record is checked when read,
+    so none of them risks a wrong page.
+    """
 
     NEVER = "never"
     """The kernel decides; a power cut loses what it had not written. A killed process loses nothing it had appended."""

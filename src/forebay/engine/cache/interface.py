@@ -97,7 +97,9 @@ class PrefixCacheProtocol(Protocol):
         """
 
     def fail_load(self, lease: Lease) -> int:
-        """The lease's gate failed: drop what did not arrive; returns how many tokens are still good (recompute after)."""
+        """The lease's gate failed: drop what did not arrive;
+        returns how many tokens are still good (recompute after).
+        """
 
     def close(self, lease: Lease) -> None:
         """Unlock everything, free the partial page. Safe to call once, also while the lease's load is in flight."""
@@ -106,7 +108,9 @@ class PrefixCacheProtocol(Protocol):
         """A step computed ``tokens`` prompt tokens in ``seconds``: what loading is weighed against."""
 
     def poll(self) -> None:
-        """Take note of finished transfers, start what waits for room. Called once a step and when idle; never blocks."""
+        """Take note of finished transfers, start what waits for room. Called once a step and when idle;
+        never blocks.
+        """
 
     @property
     def is_busy(self) -> bool:

@@ -56,7 +56,9 @@ class CacheLease:
 
     @property
     def page_tables(self) -> list[Int32Array]:
-        """Per group: page number -> device page; -1 where a window cannot read any more. Views: valid until extended."""
+        """Per group: page number -> device page; -1 where a window cannot read any more. Views:
+        valid until extended.
+        """
         return [table[: self.num_pages] for table in self.tables]
 
     def reserve(self, num_pages: int) -> None:

@@ -1,6 +1,7 @@
 """The cache as the scheduler sees it: leases over a tree of pages (see ``interface.py`` for the contract).
 
-It decides; ``OffloadManager`` moves pages down (backups, disk, eviction), ``LoadBackManager`` brings them up, ``PrefixMatcher`` finds prefixes.
+It decides; ``OffloadManager`` moves pages down (backups, disk, eviction), ``LoadBackManager`` brings them up,
+``PrefixMatcher`` finds prefixes.
 """
 
 from __future__ import annotations
@@ -273,7 +274,9 @@ class PrefixCache:
     # -- transfers ------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Take note of finished transfers, start what waits for room. Called once a step and when idle; never blocks."""
+        """Take note of finished transfers, start what waits for room. Called once a step and when idle;
+        never blocks.
+        """
         if self._executor is None:
             return
         self.pools.now = self._clock()
@@ -331,9 +334,9 @@ class PrefixCache:
     def flush(self, tier: Tier | None = None) -> dict[str, int]:
         """Drop all unlocked copies in ``tier`` (None: everywhere); returns pages dropped a tier.
 
-        With no request running it first waits for transfers under way, so that pages being backed up are not spared and then
-        found again; requests that run are not kept waiting for that. From one tier alone pages go as the write policy has it:
-        ``write_back`` saves them in the tier below. Otherwise pages without another copy are lost.
+        With no request running it first waits for transfers under way, so that pages being backed up are not spared and
+        then found again; requests that run are not kept waiting for that. From one tier alone pages go as the write
+        policy has it: ``write_back`` saves them in the tier below. Otherwise pages without another copy are lost.
         """
         self._settle_if_idle()
         everywhere = tier is None
@@ -356,7 +359,9 @@ class PrefixCache:
             self.poll()
 
     def close_tiers(self) -> None:
-        """Finish transfers under way, seal the disk tier, give the host region back. The cache is of no use after it."""
+        """Finish transfers under way, seal the disk tier, give the host region back.
+        The cache is of no use after it.
+        """
         self.settle(self.config.load_timeout_s)
         for close in self.closers:
             close()

@@ -91,7 +91,8 @@ def snapshot(cache: CacheState, prefixes: int) -> dict[str, Any]:
 def _hottest(cache: CacheState, count: int) -> list[dict[str, Any]]:
     """The most used prefixes: where a path's number of uses falls, the part up to there is one.
 
-    A child is never used more often than its parent, so the search goes from the root to the most used page not seen yet.
+    A child is never used more often than its parent, so the search goes from the root to the most used page not seen
+    yet.
     """
     order = itertools.count()
     heap: list[tuple[int, int, Node]] = [(0, next(order), cache.tree.root)]

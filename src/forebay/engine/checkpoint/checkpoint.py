@@ -214,7 +214,8 @@ def _read_header(path: Path) -> dict[str, TensorEntry]:
         ) from error
     if size != start + end:
         raise UsageError(
-            f"{path} is {'truncated' if size < start + end else 'too long'}: {size:,} bytes, its header needs {start + end:,}",
+            f"{path} is {'truncated' if size < start + end else 'too long'}: {size:,} bytes, its header needs "
+            f"{start + end:,}",
             fix="download it again",
             code=Cause.CHECKPOINT_CORRUPT,
         )

@@ -1,7 +1,7 @@
 """A model's fingerprint: what pages on disk are salted with, so that another model's can never be used.
 
-It covers every byte of every weight file. Reading them all takes a while, so the result is remembered in the cache folder under
-each file's path, size, inode and modification time; a second start pays nothing.
+It covers every byte of every weight file. Reading them all takes a while, so the result is remembered in the cache
+folder under each file's path, size, inode and modification time; a second start pays nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Quantized weights as checkpoints store them: which scheme a module uses, and a rank's slice of its packed tensors.
 
-Three forms: ``compressed-tensors`` pack-quantized INT4 (symmetric, groups of 32: how Kimi-K2.5 ships its routed experts),
-FP8 with a scale for each block of 128 x 128 (how DeepSeek-V3 ships), and int8 with a scale for each output channel.
+Three forms: ``compressed-tensors`` pack-quantized INT4 (symmetric, groups of 32: how Kimi-K2.5 ships its routed
+experts), FP8 with a scale for each block of 128 x 128 (how DeepSeek-V3 ships), and int8 with a scale for each output
+channel.
 """
 
 from __future__ import annotations

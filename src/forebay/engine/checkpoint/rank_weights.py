@@ -66,8 +66,8 @@ class RankWeights:
         comm: which rank we are, of how many.
         progress: called after each tensor with bytes read and in total.
 
-    Names are those of a plain causal language model (``model.layers.0...``, ``lm_head``); in a multimodal checkpoint they
-    are found under its language model's prefix.
+    Names are those of a plain causal language model (``model.layers.0...``, ``lm_head``); in a multimodal checkpoint
+    they are found under its language model's prefix.
     """
 
     def __init__(
@@ -223,7 +223,9 @@ def _stacked(counts: Sequence[int]) -> list[Range]:
 def _overlaps(
     parts: Sequence[LinearPart], spans: Sequence[Range], first: int, last: int
 ) -> Iterator[tuple[LinearPart, int, Range]]:
-    """The parts in rows [first, last) of the fused matrix: each with its place among these rows, and its own rows there."""
+    """The parts in rows [first, last) of the fused matrix: each with its place among these rows,
+    and its own rows there.
+    """
     for part, (begin, end) in zip(parts, spans):
         low, high = max(first, begin), min(last, end)
         if low < high:
@@ -238,8 +240,8 @@ def _count(span: Range | None, size: int) -> int:
 def _prefixes(checkpoint: Checkpoint) -> tuple[str, str]:
     """What stands for ``model.`` in this checkpoint, and what comes before ``lm_head``.
 
-    ``model.`` and nothing; in multimodal checkpoints ``language_model.model.`` and ``language_model.`` (as published), or
-    ``model.language_model.`` and nothing (as transformers saves them).
+    ``model.`` and nothing; in multimodal checkpoints ``language_model.model.`` and ``language_model.`` (as published),
+    or ``model.language_model.`` and nothing (as transformers saves them).
     """
     tail = "embed_tokens.weight"
     found = [name.removesuffix(tail) for name in checkpoint.names() if name.endswith(f".{tail}")]

@@ -1,7 +1,8 @@
 """Collectives between the ranks of one model, as few as the models need. One rank: everything is free.
 
-Sums go over the ranks in rank order, in fp32, and are rounded once, on every rank alike: the same bits everywhere and every time.
-On one machine the ranks share a piece of memory (``SharedMemoryComm``); across machines they use gloo (``GlooComm``).
+Sums go over the ranks in rank order, in fp32, and are rounded once, on every rank alike: the same bits everywhere and
+every time. On one machine the ranks share a piece of memory (``SharedMemoryComm``); across machines they use gloo
+(``GlooComm``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from forebay.engine.kernels.native_backend import NativeBackend
 
 __all__ = [
-    "Comm", "CommAbortedError", "GlooComm", "KernelComm", "SharedMemoryComm", "SingleRank", "shared_buffer", "with_kernels",
+    "Comm", "CommAbortedError", "GlooComm", "KernelComm", "SharedMemoryComm", "SingleRank", "shared_buffer",
+    "with_kernels",
 ]  # fmt: skip
 
 _LINE = 64
@@ -46,11 +48,13 @@ class Comm(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, partial: torch.Tensor, out: torch.Tensor) -> None:
-        """out = the ranks' ``partial`` (fp32) summed in rank order, rounded once to ``out``'s dtype; same bits everywhere."""
+        """out = the ranks' ``partial`` (fp32) summed in rank order, rounded once to ``out``'s dtype;
+        same bits everywhere.
+        """
 
     def gather_columns(self, part: torch.Tensor, each: int, out: torch.Tensor | None) -> None:
-        """out (M, N) = the ranks' ``part``s side by side, rank r's at column r * ``each``; only ranks that want it give an
-        ``out``. A part (M, n) has ``each`` columns, or fewer where N ends."""
+        """out (M, N) = the ranks' ``part``s side by side, rank r's at column r * ``each``;
+        only ranks that want it give an ``out``. A part (M, n) has ``each`` columns, or fewer where N ends."""
 
     def all_gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's ``part`` (equal shapes and dtypes), in rank order."""
@@ -86,7 +90,8 @@ class SingleRank:
 
 
 def shared_buffer(size: int, slot_bytes: int = 4 << 20) -> int:
-    """A file descriptor of memory for ``size`` ranks, to be inherited by each of them; nothing is left when all have closed it.
+    """A file descriptor of memory for ``size`` ranks, to be inherited by each of them;
+    nothing is left when all have closed it.
 
     Args:
         size: number of ranks.
@@ -104,9 +109,9 @@ def _header_bytes(size: int) -> int:
 class SharedMemoryComm:
     """Ranks on one machine over ``shared_buffer``'s memory.
 
-    Each exchange has a number. A rank writes its part into its slot, then sets its counter to the number, and reads the others'
-    slots once their counters have reached it. There are two sets of slots, used in turn: a rank that is at exchange n + 2
-    has seen every counter at n + 1, so nobody still reads the slots of n.
+    Each exchange has a number. A rank writes its part into its slot, then sets its counter to the number, and reads the
+    others' slots once their counters have reached it. There are two sets of slots, used in turn: a rank that is at
+    exchange n + 2 has seen every counter at n + 1, so nobody still reads the slots of n.
     """
 
     def __init__(self, rank: int, size: int, fd: int) -> None:
@@ -169,8 +174,8 @@ class SharedMemoryComm:
         number = int(self._counters[self.rank]) + 1
         slots = self._slots[number % 2]
         slots[self.rank][: piece.numel()] = piece
-        # Taking and leaving a lock twice orders what lies between: the part before the counter, and the others' counters
-        # before their parts, on processors that reorder these too.
+        # Taking and leaving a lock twice orders what lies between: the part before the counter, and the others'
+        # counters before their parts, on processors that reorder these too.
         with self._fence:
             pass
         with self._fence:
@@ -195,7 +200,8 @@ class SharedMemoryComm:
 
 
 class KernelComm:
-    """``SharedMemoryComm`` with its frequent operations done by the kernel library, so that a recorded step has them too.
+    """``SharedMemoryComm`` with its frequent operations done by the kernel library,
+    so that a recorded step has them too.
 
     Args:
         shared: the ranks' memory; both may be used in turn.

@@ -5,8 +5,8 @@
     rank 0 -> ranks > 0  PlanMessage:   Attach, BroadcastStep, Transfer, EndOfSteps
     rank r -> rank 0     Followed: what a rank has done, with the digest of all decisions so far
 
-Token arrays travel as int32 bytes (all processes are on one machine). Nothing here imports torch or numpy: the front does
-without them.
+Token arrays travel as int32 bytes (all processes are on one machine). Nothing here imports torch or numpy: the front
+does without them.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ def load_backend(
     """The back end to compute with.
 
     Args:
-        prefer: ``auto``: the native library, or torch with a warning where it cannot be built; ``native``: the library or
-            an error; ``torch``: the fallback; or a variant of the library by name (``amx``, ``avx512_bf16``, ``avx2``,
-            ``generic``). ``auto`` follows ``$FOREBAY_KERNELS`` when that is set.
+        prefer: ``auto``: the native library, or torch with a warning where it cannot be built; ``native``: the library
+            or an error; ``torch``: the fallback; or a variant of the library by name (``amx``, ``avx512_bf16``,
+            ``avx2``, ``generic``). ``auto`` follows ``$FOREBAY_KERNELS`` when that is set.
         threads: compute threads, the caller included; default: the CPUs this process may run on.
         progress: called with a line for a person at each step of a build.
 

@@ -32,8 +32,8 @@ class PackedLinear(Protocol):
 class AttentionBatch:
     """Where each sequence's queries and keys are, for one layer group in one step.
 
-    Sequence i has query rows ``query_start[i]`` .. ``query_start[i + 1]`` of the step's M rows; they are its last tokens:
-    the row r of sequence i sits at absolute position ``context_len[i] - (query_start[i + 1] - r)``.
+    Sequence i has query rows ``query_start[i]`` .. ``query_start[i + 1]`` of the step's M rows; they are its last
+    tokens: the row r of sequence i sits at absolute position ``context_len[i] - (query_start[i + 1] - r)``.
 
     Args:
         page_table: int32 (num_seqs, max_pages), page number -> device page; -1 where nothing may be read.
@@ -76,8 +76,9 @@ class KernelBackend(Protocol):
         Args:
             scheme: as in ``pack_quantized``; None: dense.
             shape: (N, K).
-            read: rows [a, b) -> their tensors, as ``pack_quantized`` takes them; a dense weight's is ``weight``. It is called with
-                ascending rows, ``a`` a multiple of 128, and what it returns is of no use after the next call.
+            read: rows [a, b) -> their tensors, as ``pack_quantized`` takes them; a dense weight's is ``weight``. It is
+                called with ascending rows, ``a`` a multiple of 128, and what it returns is of no use after the next
+                call.
             bias: of a dense weight.
         """
 
@@ -85,8 +86,8 @@ class KernelBackend(Protocol):
         """out (M, N) = x (M, K) @ weight.T + bias. ``out`` is the model's dtype, or fp32 (logits)."""
 
     def gated_linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor, *, gelu: bool = False) -> None:
-        """out (M, N / 2) = act(gate) * up, where [gate | up] = x @ weight.T + bias: ``linear`` and then ``silu_mul`` (or
-        ``gelu_tanh_mul``), to the bit."""
+        """out (M, N / 2) = act(gate) * up, where [gate | up] = x @ weight.T + bias:
+        ``linear`` and then ``silu_mul`` (or ``gelu_tanh_mul``), to the bit."""
 
     def grouped_linear(
         self,
@@ -107,9 +108,11 @@ class KernelBackend(Protocol):
         """As ``embed``, where the table has only the vocabulary's rows [a, b): out fp32, zeros for all other tokens."""
 
     def combine(self, rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """out[m] = sum over j, in order, of weights[m, j] * rows[place[m, j]]: what the experts made of each row, together.
+        """out[m] = sum over j, in order, of weights[m, j] * rows[place[m, j]]: what the experts made of each row,
+        together.
 
-        rows (R, N), place int64 (M, k), weights fp32 (M, k), out fp32 (M, N); products and sums in fp32. All contiguous.
+        rows (R, N), place int64 (M, k), weights fp32 (M, k), out fp32 (M, N); products and sums in fp32. All
+        contiguous.
         """
 
     def embed(self, table: torch.Tensor | PackedLinear, tokens: torch.Tensor, out: torch.Tensor) -> None:
@@ -137,7 +140,8 @@ class KernelBackend(Protocol):
         k_pool: torch.Tensor,
         v_pool: torch.Tensor,
     ) -> None:
-        """Rotate q (M, Hq, D; row stride may exceed Hq*D) in place, write rotated k and v into the pools at batch.slots.
+        """Rotate q (M, Hq, D; row stride may exceed Hq*D) in place,
+        write rotated k and v into the pools at batch.slots.
 
         cos, sin: the model's dtype (max_positions, D / 2), rotate-half convention; rounding as in transformers
         (cos/sin rounded to the model's dtype, products and sum rounded to the model's dtype).
@@ -162,7 +166,9 @@ class KernelBackend(Protocol):
         """
 
     def latent_store(self, latent: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
-        """Write latent (M, R) (compressed vector and rotated rope key side by side) into pool (pages, 1, page_size, R)."""
+        """Write latent (M, R) (compressed vector and rotated rope key side by side) into pool (pages, 1, page_size,
+        R).
+        """
 
     def latent_attention(
         self,

@@ -1,7 +1,8 @@
 """The native library as a ``KernelBackend``.
 
 Every operation's arguments are packed into one small struct (native/abi.h holds the other side) and handed over by
-pointer, so that a call costs about a microsecond and the same bytes can be recorded and replayed. Calls release the GIL.
+pointer, so that a call costs about a microsecond and the same bytes can be recorded and replayed. Calls release the
+GIL.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ class NativeBackend:
     def record(self, run: Callable[[], None]) -> bytes:
         """Do ``run`` and keep every operation it asked for, arguments and all: the program that ``replay`` does again.
 
-        Only operations of this back end are in it, and the addresses of the tensors they were given: the tensors must stay
-        where they are, and what depends on a step must be read from their contents.
+        Only operations of this back end are in it, and the addresses of the tensors they were given: the tensors must
+        stay where they are, and what depends on a step must be read from their contents.
         """
         parts: list[bytes] = []
         call = self._call
@@ -174,8 +175,9 @@ class NativeBackend:
         )  # fmt: skip
 
     def gated_linear(self, x: torch.Tensor, weight: PackedLinear, out: torch.Tensor, *, gelu: bool = False) -> None:
-        """out (M, N / 2) = act(gate) * up, where [gate | up] = x @ weight.T + bias: the same bits as ``linear`` and then
-        ``silu_mul`` (or ``gelu_tanh_mul``), without the wide matrix between them."""
+        """out (M, N / 2) = act(gate) * up, where [gate | up] = x @ weight.T + bias:
+        the same bits as ``linear`` and then ``silu_mul`` (or ``gelu_tanh_mul``), without the wide matrix between them.
+        """
         self._call(
             self._engine,
             _GATED_LINEAR,

@@ -1,7 +1,7 @@
 """Weights in the native library's layout: allocated whole, packed from rows as they are read.
 
-Blocks of 16 outputs by 32 inputs lie one after the other, outputs first (native/abi.h has the layouts), so that any multiple of 16 rows is
-a contiguous piece of the whole and can be packed on its own.
+Blocks of 16 outputs by 32 inputs lie one after the other, outputs first (native/abi.h has the layouts), so that any
+multiple of 16 rows is a contiguous piece of the whole and can be packed on its own.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ class Arena:
 
 
 def huge_memory(nbytes: int) -> torch.Tensor:
-    """``nbytes`` bytes (uint8) of a mapping of its own, zero and not yet touched; in huge pages where the system has them."""
+    """``nbytes`` bytes (uint8) of a mapping of its own, zero and not yet touched;
+    in huge pages where the system has them.
+    """
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):  # a hint: kernels without huge pages refuse it
         memory.madvise(mmap.MADV_HUGEPAGE)

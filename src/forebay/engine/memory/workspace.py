@@ -1,7 +1,8 @@
 """Scratch tensors for a step: allocated once, viewed at the step's number of rows.
 
-A decode step of a small model is a few hundred kernel calls; making a tensor costs about as much as a call. So a name is
-registered once with its shape per row, and ``views(rows)`` hands out one dict of ready views for each number of rows.
+A decode step of a small model is a few hundred kernel calls; making a tensor costs about as much as a call. So a name
+is registered once with its shape per row, and ``views(rows)`` hands out one dict of ready views for each number of
+rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A step's sequences as the flat arrays the kernels take.
 
-The arrays are allocated once and filled in numpy; the tensors handed out are views of them and hold until the next call.
+The arrays are allocated once and filled in numpy; the tensors handed out are views of them and hold until the next
+call.
 """
 
 from __future__ import annotations

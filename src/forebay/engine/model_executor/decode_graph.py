@@ -1,8 +1,8 @@
 """Decode steps replayed: the operations of a step depend on its shape only, so each shape is recorded once.
 
-A step of a small model is a few hundred operations of some ten microseconds; asking for each from Python costs as much as a tenth
-of them. Every argument of theirs is an address or a size: scratch stays where it is, the step's own arrays are filled in
-place, and so the same bytes do the next step of the same shape.
+A step of a small model is a few hundred operations of some ten microseconds; asking for each from Python costs as much
+as a tenth of them. Every argument of theirs is an address or a size: scratch stays where it is, the step's own arrays
+are filled in place, and so the same bytes do the next step of the same shape.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class DecodeGraphs:
         self._results: dict[object, Any] = {}
 
     def run(self, shape: object, forward: Callable[[], Any]) -> Any:
-        """Do a step of this shape: by ``forward`` the first time, whose result (a tensor in scratch) is every later one's."""
+        """Do a step of this shape: by ``forward`` the first time,
+        whose result (a tensor in scratch) is every later one's.
+        """
         if self._generation() != self._made_at or len(self._programs) > _MAX_PROGRAMS:
             self._programs.clear()
             self._results.clear()

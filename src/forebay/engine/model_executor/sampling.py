@@ -1,8 +1,9 @@
 """From logits to tokens, one row at a time: a row's token never depends on the other rows.
 
-Order: banned tokens and penalties on the logits; temperature; ``top_k``; ``top_p`` over what is left, renormalised; ``min_p`` relative
-to the most likely token. The draw inverts the cumulative distribution at a number that depends on (seed, position)
-only. Log-probabilities are of the model's own distribution, before penalties, temperature and filters (vLLM's default).
+Order: banned tokens and penalties on the logits; temperature; ``top_k``; ``top_p`` over what is left, renormalised;
+``min_p`` relative to the most likely token. The draw inverts the cumulative distribution at a number that depends on
+(seed, position) only. Log-probabilities are of the model's own distribution, before penalties, temperature and filters
+(vLLM's default).
 """
 
 from __future__ import annotations

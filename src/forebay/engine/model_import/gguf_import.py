@@ -1,7 +1,7 @@
 """A GGUF file as a Hugging Face folder in bf16: config and tokenizer by transformers, tensors streamed one by one.
 
-The names and llama.cpp's reordering of query and key rows are those of its ``convert_hf_to_gguf.py``; the tensors come out equal
-to transformers' own GGUF loader (a test compares them), without its copy of the whole model in memory.
+The names and llama.cpp's reordering of query and key rows are those of its ``convert_hf_to_gguf.py``; the tensors come
+out equal to transformers' own GGUF loader (a test compares them), without its copy of the whole model in memory.
 """
 
 from __future__ import annotations

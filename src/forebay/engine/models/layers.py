@@ -1,4 +1,6 @@
-"""What every family is built from: the context it is built in, the step it runs, embedding, head and linears by rank."""
+"""What every family is built from: the context it is built in, the step it runs, embedding,
+head and linears by rank.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +99,8 @@ class Embedding:
         build: the context.
         name: the module's name.
         vocab_size: rows over all ranks.
-        output: the output matrix's name; where the checkpoint has none, or ``tied``, this table is it too, and is kept once,
-            packed.
+        output: the output matrix's name; where the checkpoint has none, or ``tied``, this table is it too, and is kept
+            once, packed.
         tied: as in the config.
         scale: of the embeddings (Gemma).
     """

@@ -1,7 +1,8 @@
 """Multi-head latent attention in its absorbed form: the pool keeps one latent a token for all heads.
 
-A head's key is W_uk c and its value W_uv c, for the token's compressed vector c. So q . (W_uk c) = (W_uk^T q) . c: queries are brought
-into the latent space, attention runs over the latents themselves, and W_uv is applied to what comes out.
+A head's key is W_uk c and its value W_uv c, for the token's compressed vector c. So q . (W_uk c) = (W_uk^T q) . c:
+queries are brought into the latent space, attention runs over the latents themselves, and W_uv is applied to what comes
+out.
 """
 
 from __future__ import annotations
@@ -168,7 +169,9 @@ class LatentAttention:
         return query
 
     def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
-        """Rotate x (M, heads, rope) into ``out``, pairs de-interleaved: queries and keys alike, so scores are the same."""
+        """Rotate x (M, heads, rope) into ``out``, pairs de-interleaved: queries and keys alike,
+        so scores are the same.
+        """
         if self.shape.wide_rope:
             x = x.float()
         half = self.shape.rope // 2

@@ -1,4 +1,6 @@
-"""A mixture of experts: route, the experts' products over only the rows routed to them, weighted sum, shared experts."""
+"""A mixture of experts: route, the experts' products over only the rows routed to them, weighted sum,
+shared experts.
+"""
 
 from __future__ import annotations
 

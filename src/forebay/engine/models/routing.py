@@ -1,7 +1,7 @@
 """Which experts a token goes to, and with what weight.
 
-In numpy, row by row in effect: torch's vectorised elementwise functions may round an element differently when it falls into the
-tail of the tensor, and then a token's experts would depend on how many tokens are beside it.
+In numpy, row by row in effect: torch's vectorised elementwise functions may round an element differently when it falls
+into the tail of the tensor, and then a token's experts would depend on how many tokens are beside it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def group_limited(k: int, groups: int, kept: int, *, scale: float) -> Router:
 
 
 def noaux_tc(k: int, groups: int, kept: int, bias: Floats, *, normalise: bool, scale: float) -> Router:
-    """DeepSeek-V3 and Kimi-K2: sigmoid scores; a learned bias chooses (groups by their two best, then experts) but does not weigh."""
+    """DeepSeek-V3 and Kimi-K2: sigmoid scores; a learned bias chooses (groups by their two best,
+    then experts) but does not weigh.
+    """
 
     def route(logits: Floats) -> Route:
         scores = (1.0 / (1.0 + np.exp(-logits))).astype(np.float32)

@@ -42,7 +42,8 @@ def schedule_batch(running: list[Sequence], prefill_budget: int) -> ScheduleBatc
     """All decoding sequences, then prompt chunks in order of admission while ``prefill_budget`` lasts.
 
     A sequence whose prefix is still being loaded joins once the first layer is there, so that others never wait for its
-    transfer to begin; when nobody else could run, it joins at once and the step waits layer by layer. None: nobody runs.
+    transfer to begin; when nobody else could run, it joins at once and the step waits layer by layer. None: nobody
+    runs.
     """
     batch = ScheduleBatch()
     loading: list[Sequence] = []

@@ -1,13 +1,13 @@
 """How many prompt tokens a step may compute: from measured step times.
 
 A step with d decoding sequences and p prompt tokens is taken to last decode(d) + p x per_token. Both are running
-averages of what was measured; decode(d) is kept per power of two of d, because a decoding step's time hardly depends on d
-until it does. Large chunks are faster a token (2,048 at once took 0.8 of the time of four times 512 here), so that a step
-without decoding sequences is as large as a second allows: a new request waits no longer than that.
+averages of what was measured; decode(d) is kept per power of two of d, because a decoding step's time hardly depends on
+d until it does. Large chunks are faster a token (2,048 at once took 0.8 of the time of four times 512 here), so that a
+step without decoding sequences is as large as a second allows: a new request waits no longer than that.
 
-Beside decoding sequences a step is short while little prompt is pending, and grows with it: every step pays for decode(d), so
-that under load many short steps would spend more on that than on the prompts that everybody waits for (16 conversations at 3,000 tokens: 60 ms
-of decoding beside 55 prompt tokens).
+Beside decoding sequences a step is short while little prompt is pending, and grows with it: every step pays for
+decode(d), so that under load many short steps would spend more on that than on the prompts that everybody waits for (16
+conversations at 3,000 tokens: 60 ms of decoding beside 55 prompt tokens).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _ALONE_S = 1.0
 _ALONE_LEAST = 512
 """Prompt tokens such a step gets on however slow a model."""
 _BACKLOG = 0.25
-"""Of the time that the pending prompts take, how much one step may, beside decoding sequences (at most ``_ALONE_S``)."""
+"""Of the time that the pending prompts take, how much one step may,
+beside decoding sequences (at most ``_ALONE_S``).
+"""
 
 
 class StepBudget:

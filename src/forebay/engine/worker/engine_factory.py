@@ -67,7 +67,8 @@ class Rank:
 
 
 def build_rank(start: WorkerStart, folder: Path, report: Report, log: EventLog, comm: Comm | None = None) -> Rank:
-    """Load one rank and run it once. Among several, all do this at the same time: loading and warming up are collective.
+    """Load one rank and run it once. Among several, all do this at the same time:
+    loading and warming up are collective.
 
     Args:
         start: what was asked for.

@@ -1,7 +1,7 @@
 """One rank's process: `python -m forebay.engine.worker.process`, started by the front.
 
-Its standard input carries one line, a WorkerStart as JSON, and then stays open for as long as the front lives: end of file
-means that the front is gone, however it went. Heavy imports come after the sockets, so that the front can say
+Its standard input carries one line, a WorkerStart as JSON, and then stays open for as long as the front lives: end of
+file means that the front is gone, however it went. Heavy imports come after the sockets, so that the front can say
 what the worker is doing.
 """
 

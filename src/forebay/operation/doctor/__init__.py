@@ -10,8 +10,8 @@
     run_folder.py    a run's folder, or files, to the two of them
     records.py       Observations in, Diagnosis out
 
-A cause needs a failure in the log: an error that the server survived is none. Among errors the first specific one of the
-first failing rank counts, deepest process first; what only says that something else failed comes last.
+A cause needs a failure in the log: an error that the server survived is none. Among errors the first specific one of
+the first failing rank counts, deepest process first; what only says that something else failed comes last.
 """
 
 from forebay.operation.doctor.choose import diagnose

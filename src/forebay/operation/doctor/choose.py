@@ -231,6 +231,7 @@ def _unexplained(transcript: Transcript, life: Lifecycle) -> Candidate:
         Priority.FALLOUT,
         (0.0,),
         "It failed, and no rule knows why.",
-        "read the evidence; the first error of the first failing rank is the one that counts. Logs of the other ranks may name it",
+        "read the evidence; the first error of the first failing rank is the one that counts. Logs of the other ranks "
+        "may name it",
         tuple(evidence),
     )

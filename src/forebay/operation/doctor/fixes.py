@@ -70,19 +70,22 @@ _SGLANG_ASIDE_GB = 10 * GIB / GB
 def host_pool_size(asked_gb: float, free_gb: float, ratio: float | None, ranks: int) -> str:
     """What to set so that SGLang's host pool (decimal GB per rank) fits ``free_gb``, which all ranks share.
 
-    SGLang keeps 10 GiB aside; older versions print what is free before that, so a refused pool can look smaller than it.
+    SGLang keeps 10 GiB aside; older versions print what is free before that, so a refused pool can look smaller than
+    it.
     """
     room = free_gb - _SGLANG_ASIDE_GB if asked_gb <= free_gb else free_gb
     fits = max(room, 0.0) * 0.9 / max(ranks, 1)
     total = f" (x {ranks} ranks = {format_size(asked_gb * ranks * GB)} in total)" if ranks > 1 else ""
     if fits >= 1:
         return (
-            f"set --hicache-size {floor_to(fits, 1):g} or less: it is decimal GB per rank; {asked_gb:g} GB per rank was "
+            f"set --hicache-size {floor_to(fits, 1):g} or less: it is decimal GB per rank; {asked_gb:g} GB per rank "
+            "was "
             f"asked for{total} and {free_gb:g} GB is free"
         )
     scaled = floor_to((ratio or 2.0) * fits / asked_gb, 0.01)
     return (
-        f"set --hicache-ratio {scaled:g} or less, or free host memory: {asked_gb:g} GB per rank was asked for{total} and "
+        f"set --hicache-ratio {scaled:g} or less, or free host memory: {asked_gb:g} GB per rank was asked for{total} "
+        "and "
         f"{free_gb:g} GB is free"
     )
 

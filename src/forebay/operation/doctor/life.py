@@ -169,7 +169,8 @@ def _ruled_out(transcript: Transcript) -> tuple[tuple[Cause, str], ...]:
         return (
             (
                 Cause.HOST_OOM_KILLED,
-                "exit 137 of SGLang is its own SIGKILL of its process tree; no kernel or cgroup record says out of memory",
+                "exit 137 of SGLang is its own SIGKILL of its process tree; no kernel or cgroup record says out of "
+                "memory",
             ),
         )
     if kills_itself:

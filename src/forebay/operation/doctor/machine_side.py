@@ -1,4 +1,6 @@
-"""What the machine's own records add: the kernel's kills, exit codes, process states. Pure functions over ``Observations``."""
+"""What the machine's own records add: the kernel's kills, exit codes, process states.
+Pure functions over ``Observations``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _SERVER_NAMES = re.compile(r"python|sglang|vllm|VLLM|forebay|scheduler|EngineCor
 
 
 def oom_line(observed: Observations) -> str | None:
-    """The kernel's record of killing one of the run's processes; of any server process where the run's pids are not known."""
+    """The kernel's record of killing one of the run's processes;
+    of any server process where the run's pids are not known.
+    """
     for text in observed.kernel_lines:
         match = _OOM_KILL.search(text)
         if match and (
@@ -66,7 +70,8 @@ def _oom(observed: Observations, life: Lifecycle) -> list[Candidate]:
             Priority.GENERAL,
             (-1.0,),
             "The kernel killed a process of this server for want of memory." + held,
-            "raise the memory limit, or ask for smaller host pools (sizes are per rank); `forebay plan` computes what fits",
+            "raise the memory limit, or ask for smaller host pools (sizes are per rank); `forebay plan` computes what "
+            "fits",
             tuple(evidence),
         )
     ]
@@ -122,7 +127,8 @@ def _exit(transcript: Transcript, life: Lifecycle) -> list[Candidate]:
                 Priority.FALLOUT,
                 (1e12,),
                 "The front process was killed by SIGKILL, from outside: it wrote no last word.",
-                "`dmesg -T | grep -i -e oom -e killed` tells whether the kernel did; `forebay down` ends what it left behind "
+                "`dmesg -T | grep -i -e oom -e killed` tells whether the kernel did; `forebay down` ends what it left "
+                "behind "
                 "(its engine may live on and hold memory)",
                 evidence,
             )

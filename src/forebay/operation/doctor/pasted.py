@@ -20,7 +20,9 @@ _DIGITS = b"0123456789"
 
 
 def unpasted(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """The same lines without a common indentation, and put together where they were cut; each keeps its first number."""
+    """The same lines without a common indentation, and put together where they were cut;
+    each keeps its first number.
+    """
     lines = iter(numbered)
     head = list(islice(lines, _HEAD))
     prefix = _common_indentation([raw for _, raw in head])

@@ -1,7 +1,7 @@
 """A log file into the lines worth thinking about: streamed, bounded in memory, whatever the file holds.
 
-A serving log is nearly all request lines; those are counted, not kept. Of the rest the first ``KEEP`` lines are kept, later
-ones only if they speak of trouble, and a line that repeats (numbers aside) is kept ``REPEATS`` times.
+A serving log is nearly all request lines; those are counted, not kept. Of the rest the first ``KEEP`` lines are kept,
+later ones only if they speak of trouble, and a line that repeats (numbers aside) is kept ``REPEATS`` times.
 """
 
 from __future__ import annotations

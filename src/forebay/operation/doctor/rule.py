@@ -53,7 +53,8 @@ class Need:
 
     Attributes:
         pattern: searched in the text of lines.
-        place: ``any``, ``before`` or ``after`` the match, or ``block``: the same traceback, with its header and message.
+        place: ``any``, ``before`` or ``after`` the match, or ``block``: the same traceback, with its header and
+            message.
     """
 
     pattern: re.Pattern[str]

@@ -1,7 +1,7 @@
 """Why a server died: the doctor's answer in the few words that an event and a terminal need.
 
-The doctor reads logs and the machine's records. The watch has seen more: which process went first, and who took the port.
-Where the log names no cause of its own, that decides.
+The doctor reads logs and the machine's records. The watch has seen more: which process went first, and who took the
+port. Where the log names no cause of its own, that decides.
 """
 
 from __future__ import annotations

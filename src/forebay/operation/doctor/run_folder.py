@@ -86,7 +86,9 @@ def _no_kills_at_all(machine: Machine) -> int | None:
 
 
 def _kernel_lines(machine: Machine, record: RunRecord) -> tuple[tuple[str, ...], bool]:
-    """The kernel's lines since the run began, and whether they could be read; not after a reboot, whose log is another one."""
+    """The kernel's lines since the run began, and whether they could be read; not after a reboot,
+    whose log is another one.
+    """
     try:
         since = uptime_s(machine) - (machine.now() - record.created_at)
     except OSError:

@@ -1,4 +1,6 @@
-"""The lines of all sources, with what they show of the server's life: did it come up, was it stopped, what was lost when."""
+"""The lines of all sources, with what they show of the server's life: did it come up, was it stopped,
+what was lost when.
+"""
 
 from __future__ import annotations
 
@@ -236,7 +238,9 @@ def _is_error(line: LogLine, mark: ErrorMark | None) -> bool:
 
 
 class _Blocks:
-    """Cuts the lines of one source into reports: a header, a traceback, the exception with its message, chained ones."""
+    """Cuts the lines of one source into reports: a header, a traceback, the exception with its message,
+    chained ones.
+    """
 
     def __init__(self, start: int) -> None:
         self._next = start  # numbers stay unique over the sources

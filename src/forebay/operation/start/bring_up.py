@@ -163,7 +163,8 @@ class BringUp:
         for added in launch.added:
             self._say(f"added {added.text}: {added.why}")
         start = LaunchRequest(
-            name=options.name or free_run_name(self._machine, options.model, name), server=name, model=model, version=installation.version,
+            name=options.name or free_run_name(self._machine, options.model, name), server=name, model=model,
+            version=installation.version,
             host=host, port=port, launch=launch, asked=_asked(options),
         )  # fmt: skip
         self._say(f"{name} {installation.version}: plan and preflight took {time.monotonic() - self._began:.2f} s")
@@ -211,7 +212,8 @@ class BringUp:
             ).read_bytes()
         assert options.host_cache != "auto"
         request = UpPlanRequest(
-            local_model(options.model, name), name, installation.version, options.tp, options.context, options.host_cache,
+            local_model(options.model, name), name, installation.version, options.tp, options.context,
+            options.host_cache,
             options.device_cache if name == "embedded" else None, tuple(server.flags(self._request(()))),
             {**pool_size_variables(), **server.env_for_planning(installation)},
         )  # fmt: skip
@@ -253,7 +255,8 @@ class BringUp:
                     return self._lost()
                 if kind in ("stalled", "hung"):
                     self._say(
-                        f"it is left as it is: see `forebay doctor {self._run.name}`, end it with `forebay down {self._run.name}`"
+                        f"it is left as it is: see `forebay doctor {self._run.name}`, end it with `forebay down "
+                        f"{self._run.name}`"
                     )
                     return ExitCode.STALLED
             if deadline is not None and time.monotonic() > deadline:

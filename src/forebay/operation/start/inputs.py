@@ -94,7 +94,8 @@ def first_free_port(machine: Machine, host: str, first: int, last: int) -> int:
             return port
     held = port_findings(machine, host, first)[0]
     raise RefusedError(
-        f"ports {first} to {last} are all in use here; {held.text}", fix=f"another range: --port {last + 1}-{last + 10}",
+        f"ports {first} to {last} are all in use here; {held.text}",
+        fix=f"another range: --port {last + 1}-{last + 10}",
         code=held.code,
     )  # fmt: skip
 

@@ -105,7 +105,11 @@ def port_findings(machine: Machine, host: str, port: int) -> list[Finding]:
         run = _run_of(machine, pids)
         if run is not None:
             return [
-                Finding(True, f"port {port} is held by the run {run.name!r}", f"end it with `forebay down {run.name}`, or {another}", Cause.PORT_IN_USE)
+                Finding(
+                    True, f"port {port} is held by the run {run.name!r}",
+                    f"end it with `forebay down {run.name}`, or {another}",
+                    Cause.PORT_IN_USE,
+                )
             ]  # fmt: skip
         who = ", ".join(f"pid {pid} ({_command(machine, pid)})" for pid in pids) or "a process that cannot be seen"
         return [Finding(True, f"port {port} is held by {who}", another, Cause.PORT_IN_USE)]
@@ -189,7 +193,8 @@ def _leftovers(machine: Machine) -> list[Finding]:
         found.append(Finding(False, f"pid {info.pid} ({info.name}) is a zombie: its parent {whose} must reap it"))
     names = [file for file in shm_files(machine) if file.name in remembered and not file.pids]
     for file in names:
-        text = f"/dev/shm/{file.name} ({format_binary(file.allocated_bytes)}) is left over from the run {remembered[file.name]!r}"
+        size, owner = format_binary(file.allocated_bytes), remembered[file.name]
+        text = f"/dev/shm/{file.name} ({size}) is left over from the run {owner!r}"
         found.append(Finding(False, text, f"forebay down {remembered[file.name]}"))
     return found
 

@@ -2,9 +2,9 @@
 
     python -m forebay.operation.start.supervisor RUN_FOLDER
 
-It leads a session of its own, so it survives the terminal; the server leads another, so that one signal never reaches both.
-As the subreaper it becomes the parent of the server's orphans (a vLLM engine whose API server was SIGKILLed), so none stays a
-zombie. It never restarts anything. SIGTERM makes it end the run. It ends with the last process of the run.
+It leads a session of its own, so it survives the terminal; the server leads another, so that one signal never reaches
+both. As the subreaper it becomes the parent of the server's orphans (a vLLM engine whose API server was SIGKILLed), so
+none stays a zombie. It never restarts anything. SIGTERM makes it end the run. It ends with the last process of the run.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def launch(run: Run, machine: Machine, limits: Limits) -> tuple[Child, Watcher]:
     log = LogFollower(machine, str(run.log_path), record.server)
     address = Address(record.client_host, record.port)
     watcher = Watcher(
-        machine, server_named(record.server), address, api_server=api_server, own=True, session=True, log=log, limits=limits,
-        host_pool_bytes=_planned_host_bytes(run),
+        machine, server_named(record.server), address, api_server=api_server, own=True, session=True, log=log,
+        limits=limits, host_pool_bytes=_planned_host_bytes(run),
     )  # fmt: skip
 
     def launched(now: RunRecord) -> None:

@@ -1,4 +1,6 @@
-"""Check that nothing of a run is left: processes, port, device memory, host memory, shared memory; and who holds the rest."""
+"""Check that nothing of a run is left: processes, port, device memory, host memory, shared memory;
+and who holds the rest.
+"""
 
 from __future__ import annotations
 
@@ -114,14 +116,17 @@ def _held(machine: Machine, gpu: GpuReading, what: str, found: str) -> CleanupCh
     if hidden or not gpu.processes:
         who = ", ".join(str(pid) for pid in hidden) or "none that the driver names"
         holders.append(f"held outside this container (host pids: {who})")
-        fix = f"on the host: nvidia-smi -i {gpu.index} --query-compute-apps=pid,used_memory --format=csv, then end that process"
+        query = f"nvidia-smi -i {gpu.index} --query-compute-apps=pid,used_memory --format=csv"
+        fix = f"on the host: {query}, then end that process"
     else:
         fix = "end the process that holds it, if it is yours"
     return CleanupCheck(what, False, f"{found}; {'; '.join(holders)}", fix)
 
 
 def _shared_memory(machine: Machine, run: Run, record: RunRecord) -> CleanupCheck:
-    """A file is the run's when its processes were seen mapping it, or its log names it. Mapped files are never removed."""
+    """A file is the run's when its processes were seen mapping it, or its log names it.
+    Mapped files are never removed.
+    """
     group = _log_group(machine, run)
     names = set(record.shm_names)
     files = [

@@ -3,8 +3,8 @@
 A run owns the session it was launched into, the processes on its record (pid, start time and boot id) with their
 descendants, and every process with the run's id in its environment. A name never decides.
 
-The order: SIGTERM to the API server, time to drain, SIGKILL; then the engines that outlived it, then everything else; the
-resource tracker of multiprocessing last, because it is the one that unlinks the shared memory.
+The order: SIGTERM to the API server, time to drain, SIGKILL; then the engines that outlived it, then everything else;
+the resource tracker of multiprocessing last, because it is the one that unlinks the shared memory.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ class _StopSequence:
             self._wait(lambda: is_running(self._machine, api_server), 5.0)
 
     def _again_while_loading(self, api_server: ProcessId) -> None:
-        """A loading server may ignore one SIGTERM: kill its engine, which ends the API server too, or repeat SIGTERM."""
+        """A loading server may ignore one SIGTERM: kill its engine, which ends the API server too,
+        or repeat SIGTERM.
+        """
         engines = self._with_roles(Role.ENGINE) if self._policy.loading_kills_engine else []
         for engine in engines:
             self._signal(engine, signal.SIGKILL, "engine, still loading")

@@ -138,7 +138,8 @@ class CacheProbe:
         tokens = (device or 0) * _FILL
         rate = computed.prompt_tokens / max(computed.seconds, 1e-3)
         seconds = tokens / rate
-        text = f"the probe computes {tokens:,.0f} tokens (about {seconds:.0f} s) and evicts everything from the device tier"
+        cost = f"{tokens:,.0f} tokens (about {seconds:.0f} s)"
+        text = f"the probe computes {cost} and evicts everything from the device tier"
         if seconds > self._limit_s:
             return text, f"{text}: more than --probe-seconds {self._limit_s:g}"
         self._tell(text)

@@ -1,8 +1,8 @@
 """A state machine from observations to the state of a server. It uses what was observed and nothing else.
 
     dead      at once: an essential process is gone, an error line says so, another process took its port
-    hung      at once in process state T; else the one-token request is outstanding and for 5 s no token counter moves and
-              no engine process uses CPU; or tokens stand still for --hang-seconds while CPU moves
+    hung      at once in process state T; else the one-token request is outstanding and for 5 s no token counter
+              moves and no engine process uses CPU; or tokens stand still for --hang-seconds while CPU moves
     busy      the one-token request is outstanding, something moves
     stalled   starting, and for --stall-seconds no percentage, log, bytes read, memory growth or CPU time
     ready     its processes are alive, they own the socket, health is 2xx and one real token came
@@ -225,7 +225,8 @@ def _nobody(observation: Observation) -> bool:
 
 
 def _stopped(process: WatchedProcess) -> str:
-    return f"its {process.role} (pid {process.pid}, {process.title[:60].strip()}) is in process state {process.state} (stopped)"
+    title = process.title[:60].strip()
+    return f"its {process.role} (pid {process.pid}, {title}) is in process state {process.state} (stopped)"
 
 
 class _Since:

@@ -1,7 +1,7 @@
 """Samples a server's processes and its port, cheaply enough to go on for as long as the server lives.
 
-A whole scan of /proc finds new processes (every ``scan_s``); between scans only the known ones are read. A process that was
-essential once and is gone is remembered as lost: that is how a killed worker is noticed before the API server is.
+A whole scan of /proc finds new processes (every ``scan_s``); between scans only the known ones are read. A process that
+was essential once and is gone is remembered as lost: that is how a killed worker is noticed before the API server is.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ def target_of(
 
 
 def guess_server(machine: Machine, target: Target) -> Server:
-    """Which server program it is: as named, by its process's command line, its log or its /v1/models; else ``unknown``."""
+    """Which server program it is: as named, by its process's command line, its log or its /v1/models;
+    else ``unknown``.
+    """
     if target.server is not None:
         return server_named(target.server)
     pids = [target.api_server.pid] if target.api_server is not None else _listening_pids(machine, target.address)

@@ -1,7 +1,7 @@
 """Watches one server. Used by the supervisor of a run and by ``forebay wait``.
 
-One turn (``step``) reads the log's new lines, samples the processes, sends the requests that are due and updates the state.
-What changed comes back as events. Between turns the caller waits on ``wake``, which every answer sets.
+One turn (``step``) reads the log's new lines, samples the processes, sends the requests that are due and updates the
+state. What changed comes back as events. Between turns the caller waits on ``wake``, which every answer sets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PollIntervals:
-    """Seconds between two samples or requests of a kind; of a pair the first holds while starting, the second while serving.
+    """Seconds between two samples or requests of a kind; of a pair the first holds while starting,
+    the second while serving.
 
     While serving a sample costs well under a millisecond and the whole watch under 2 % of a core. The request every
     ``token_s`` finds a hang that no process state shows.
@@ -62,8 +63,8 @@ class Watcher:
         own: the port must be held by ``api_server`` or its children (a run of Forebay, or a pid that was named).
         session: ``api_server`` leads its own session.
         log: the server's log, or None.
-        host_pool_bytes: size of all host pools by the plan. Faulting them in writes nothing to the log, so the growth of
-            memory against this size is the progress. 0: not known.
+        host_pool_bytes: size of all host pools by the plan. Faulting them in writes nothing to the log, so the growth
+            of memory against this size is the progress. 0: not known.
     """
 
     def __init__(
@@ -172,7 +173,8 @@ class Watcher:
         poller, owner = self.poller, self._last_sample.owner if self._last_sample is not None else Owner(OwnerKind.NONE)
         owned = owner.kind is OwnerKind.OWN or (not self._own and owner.kind is OwnerKind.HIDDEN)
         if self._own and not owned and owner.kind is not OwnerKind.HIDDEN:
-            # while no process of this server listens, an answer would come from another one; sampling each turn is cheap
+            # while no process of this server listens, an answer would come from another one; sampling each turn is
+            # cheap
             self._sampled_at = -1e9 if owner.kind is OwnerKind.NONE else self._sampled_at
             return
         if now - self._health_at >= self._interval(self._intervals.health):

@@ -52,7 +52,8 @@ def gpu_memory_budget(sheet: PlanBuilder, request: PlanRequest, ranks_per_host: 
     if least.free_bytes < _BALANCE * least.total_bytes:
         sheet.warn(
             Cause.GPU_BUSY,
-            f"GPU {least.index} has {format_size(least.free_bytes)} free of {format_size(least.total_bytes)}: the rest is "
+            f"GPU {least.index} has {format_size(least.free_bytes)} free of {format_size(least.total_bytes)}: the rest "
+            "is "
             f"held {holders(least) if not least.processes else 'by ' + holders(least)}",
             "end what holds it, or plan for what is left",
         )

@@ -1,4 +1,6 @@
-"""The host tier's arithmetic that all servers share: the reserve, the largest size that is safe, and what the copies waste."""
+"""The host tier's arithmetic that all servers share: the reserve, the largest size that is safe,
+and what the copies waste.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def default_reserve(ranks_per_host: int) -> int:
     """What is kept of the host when ``--host-reserve`` says nothing: 10 GiB, and 2 GB a rank.
 
     10 GiB is what SGLang itself leaves (``HICACHE_HOST_MEMORY_RESERVE_BYTES``); 2 GB a rank is what
-    a worker process takes beside its pools (vLLM 0.32's worker: 2.1 to 2.3 GiB resident; SGLang 0.5.23: 2.4 GB over three
-    processes, both on a CPU).
+    a worker process takes beside its pools (vLLM 0.32's worker: 2.1 to 2.3 GiB resident; SGLang 0.5.23: 2.4 GB over
+    three processes, both on a CPU).
     """
     return _BASE_RESERVE + _RANK_RESERVE * ranks_per_host
 

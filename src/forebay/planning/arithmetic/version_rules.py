@@ -1,8 +1,8 @@
 """The servers' rules that changed between versions, as data: (first version it is known in, value), oldest first.
 
-Read in source: SGLang 0.5.23 and vLLM 0.32.0. The graph estimate's move into the budget (vLLM 0.21) is from its log message. For
-the others the exact version of the change is not known: an older version gets the older rule, which was read in logs and
-release notes of the time, and `forebay plan` says which version it planned for.
+Read in source: SGLang 0.5.23 and vLLM 0.32.0. The graph estimate's move into the budget (vLLM 0.21) is from its log
+message. For the others the exact version of the change is not known: an older version gets the older rule, which was
+read in logs and release notes of the time, and `forebay plan` says which version it planned for.
 """
 
 from __future__ import annotations

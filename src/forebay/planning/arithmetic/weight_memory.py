@@ -23,8 +23,8 @@ class WeightMemory:
 def record_weights(sheet: PlanBuilder, request: PlanRequest, tp: int, attention_tp: int, pp: int) -> WeightMemory:
     """Write down the weights in total and on the fullest of ``tp * pp`` ranks.
 
-    ``--weights-bytes`` replaces the total (a load can differ from the disk: another dtype, padding, a repacked layout); its
-    share a rank keeps the proportion of the checkpoint's components.
+    ``--weights-bytes`` replaces the total (a load can differ from the disk: another dtype, padding, a repacked layout);
+    its share a rank keeps the proportion of the checkpoint's components.
     """
     model = request.model
     components = model.components

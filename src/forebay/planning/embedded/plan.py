@@ -1,7 +1,7 @@
 """A plan for the embedded server. The sizes are ``forebay.kv.pool_sizes``'s, which the engine calls for its pools.
 
-Everything lives in host memory here: weights and device pool in each rank's own memory, the host tier in one shared region
-in /dev/shm, one copy of every head whatever the number of ranks.
+Everything lives in host memory here: weights and device pool in each rank's own memory, the host tier in one shared
+region in /dev/shm, one copy of every head whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def _put_cell(sheet: PlanBuilder, spec: KVSpec, per_rank: int, copies: int, tp: 
 
 
 def _weights(sheet: PlanBuilder, request: PlanRequest) -> WeightMemory:
-    """What the server holds: the language model, as it is stored; GGUF becomes bf16 once. Tied embeddings are held once."""
+    """What the server holds: the language model, as it is stored; GGUF becomes bf16 once.
+    Tied embeddings are held once.
+    """
     model, tp, geometry = request.model, request.tp, request.model.geometry
     beside = [item for item in model.components if item.name in BESIDE]
     if beside and request.weights_bytes is None:
@@ -141,7 +143,8 @@ def _device(sheet: PlanBuilder, request: PlanRequest, spec: KVSpec, per_rank: in
     if pages == 0:
         sheet.refuse(
             Cause.NO_WINDOW,
-            f"a device cache of {format_size(total)} holds no page: one takes {format_size(page_bytes)} over {tp} ranks",
+            f"a device cache of {format_size(total)} holds no page: one takes {format_size(page_bytes)} over {tp} "
+            "ranks",
             f"--device-cache {page_bytes * 64}B",
         )
     tokens = pages * spec.page_size
@@ -227,7 +230,8 @@ def _check_host(
         limit = " (the control group's limit)" if room.limited_by_cgroup else ""
         sheet.refuse(
             Cause.HOST_POOL_TOO_BIG,
-            f"a host cache of {gb(asked)} in total, weights and device pools of {gb(before)} and a reserve of {gb(reserve)} "
+            f"a host cache of {gb(asked)} in total, weights and device pools of {gb(before)} and a reserve of "
+            f"{gb(reserve)} "
             f"against {gb(room.available_bytes)} available{limit}",
             f"--host-cache {largest // 10**6}MB",
         )

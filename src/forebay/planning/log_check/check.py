@@ -1,7 +1,7 @@
 """Recompute a start-up log's numbers from the model's geometry and the bytes the log reports, and explain what differs.
 
-A prediction never uses the tokens the log states: it is bytes // bytes a token, rounded to pages as that server rounds, or the
-size or token cap among the logged settings where the printed bytes agree with it.
+A prediction never uses the tokens the log states: it is bytes // bytes a token, rounded to pages as that server rounds,
+or the size or token cap among the logged settings where the printed bytes agree with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def check_log(
 
     Args:
         model: a folder, a GGUF file or a name; None: what the log says.
-        dtype: of KV values, where neither log nor settings say; a bare ``fp8`` is the weights' and changes nothing here.
+        dtype: of KV values, where neither log nor settings say; a bare ``fp8`` is the weights' and changes nothing
+            here.
 
     Raises:
         UsageError: the log cannot be read, or ``model`` is an incomplete folder.

@@ -18,7 +18,8 @@ def explain(
     """The explanation of a pool that is off by more than 1 %.
 
     Args:
-        dtype_said: log or user name the KV dtype: where a factor of two can be either, that is then the likelier mistake.
+        dtype_said: log or user name the KV dtype: where a factor of two can be either, that is then the likelier
+            mistake.
     """
     assert check.predicted_tokens is not None
     real = logged.size_bytes / logged.tokens
@@ -44,7 +45,8 @@ def _cause(
     hybrid = len({layer.kind for layer in geometry.layers if layer.kind is not LayerKind.SHARED}) > 1
     if figures.server == "vllm" and hybrid:
         return "hybrid_groups", (
-            "for hybrid models vLLM prints concurrency x max_model_len: no cost a token can be read from it; the groups' "
+            "for hybrid models vLLM prints concurrency x max_model_len: no cost a token can be read from it; the "
+            "groups' "
             "blocks depend on batch size and speculative settings the log does not carry"
         )
     for factor, what, text in _tries(each, geometry, tp, dtype_said):

@@ -1,7 +1,7 @@
 """The numbers a start-up log carries: pools with their tokens and bytes, and the settings they came from.
 
-The patterns are data, one table a server; each was read off a log in tests/data. Lines that start with ``#`` at the head of a file
-are a collector's notes and are not read.
+The patterns are data, one table a server; each was read off a log in tests/data. Lines that start with ``#`` at the
+head of a file are a collector's notes and are not read.
 """
 
 from __future__ import annotations

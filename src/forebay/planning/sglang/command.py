@@ -1,4 +1,6 @@
-"""SGLang's command line, and the combinations it rewrites, ignores or refuses (``arg_groups/hicache_hook.py``, 0.5.23)."""
+"""SGLang's command line, and the combinations it rewrites, ignores or refuses (``arg_groups/hicache_hook.py``,
+0.5.23).
+"""
 
 from __future__ import annotations
 
@@ -69,13 +71,15 @@ def check_flags(sheet: PlanBuilder, request: PlanRequest) -> None:
     if layout == "page_first_direct" and backend == "kernel":
         sheet.warn(
             Cause.FLAG_CONFLICT,
-            "SGLang silently turns --hicache-io-backend kernel into direct: kernel cannot copy layout page_first_direct",
+            "SGLang silently turns --hicache-io-backend kernel into direct: kernel cannot copy layout "
+            "page_first_direct",
             "--hicache-io-backend direct, or --hicache-mem-layout page_first",
         )
     if layout == "page_first" and backend == "direct":
         sheet.warn(
             Cause.FLAG_CONFLICT,
-            "SGLang silently turns --hicache-mem-layout page_first into page_first_direct: direct cannot copy page_first",
+            "SGLang silently turns --hicache-mem-layout page_first into page_first_direct: direct cannot copy "
+            "page_first",
             "--hicache-mem-layout page_first_direct, or --hicache-io-backend kernel",
         )
     if layout == "layer_first" and flags.get("hicache_storage_backend") in ("mooncake", "npu_memcache"):
@@ -125,7 +129,8 @@ def _check_conflicts(sheet: PlanBuilder, request: PlanRequest) -> None:
     if flags.get("enable_linker_mla_dedup") and not (linker and mooncake):
         sheet.refuse(
             Cause.FLAG_CONFLICT,
-            "--enable-linker-mla-dedup works only with --enable-unified-cache-external-linker and Mooncake, never with HiCache",
+            "--enable-linker-mla-dedup works only with --enable-unified-cache-external-linker and Mooncake, never with "
+            "HiCache",
             "leave out --enable-linker-mla-dedup",
         )
     dp = request.dp

@@ -1,8 +1,10 @@
-"""SGLang's device arithmetic: bytes a token, the static fraction, the split of hybrid pools (0.5.23, paths under sglang/srt).
+"""SGLang's device arithmetic: bytes a token, the static fraction, the split of hybrid pools (0.5.23,
+paths under sglang/srt).
 
 - Bytes a token: ``model_executor/pool_configurator.py`` ``DefaultPoolConfigurator._compute_cell_size``.
 - Static fraction: ``arg_groups/memory_hook.py`` ``handle_gpu_memory_settings``.
-- Budget: ``mem_cache/kv_cache_configurator.py`` ``_profile_available_bytes``: free memory before loading x fraction, less what
+- Budget: ``mem_cache/kv_cache_configurator.py`` ``_profile_available_bytes``: free memory before loading x fraction,
+less what
   loading took.
 - Sliding windows: ``HybridSWAPoolConfigurator``; Mamba and linear attention: ``_handle_max_mamba_cache``.
 """
@@ -90,8 +92,8 @@ class KVBytesPerToken:
 def cell(geometry: ModelGeometry, attention_tp: int, pp: int = 1, kv_dtype: str | None = None) -> KVBytesPerToken:
     """The bytes a token of ``geometry`` with KV in ``kv_dtype`` (None or ``auto``: the model's).
 
-    Layers that share another's KV (Gemma 3n, 4) get their slots too: SGLang counts ``num_effective_layers``, which is all
-    layers of the stage. Under pipeline parallelism the fullest stage counts.
+    Layers that share another's KV (Gemma 3n, 4) get their slots too: SGLang counts ``num_effective_layers``, which is
+    all layers of the stage. Under pipeline parallelism the fullest stage counts.
     """
     name = (kv_dtype or "auto").removeprefix("torch.")
     full = window = index = 0
@@ -126,7 +128,9 @@ def _layer_bytes(shape: LayerShape, geometry: ModelGeometry, tp: int, name: str)
 
 
 def _latent_bytes(shape: LayerShape, geometry: ModelGeometry, name: str) -> int:
-    """``calculate_mla_kv_cache_dim``; with the sparse index and fp8_e4m3, scales and an unquantized rotary key are kept."""
+    """``calculate_mla_kv_cache_dim``; with the sparse index and fp8_e4m3,
+    scales and an unquantized rotary key are kept.
+    """
     rank = geometry.latent_rank or 0
     if name in ("auto", "bfloat16", "float16", "bf16"):
         return shape.key_dim * (geometry.dtype_bytes if name == "auto" else 2)

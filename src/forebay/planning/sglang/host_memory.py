@@ -1,8 +1,8 @@
 """SGLang's host tier: one pool a rank, the largest size that is safe, and how much of it is the same tokens again.
 
-Rules (0.5.23, paths under sglang/srt/mem_cache): ``pool_host/base.py`` ``HostKVCache.__init__`` for tokens and the page more,
-``host_memory_budget_bytes`` for the share of a rank, ``hybrid_cache/hybrid_pool_assembler.py`` ``_split_hicache_size`` for hybrid
-models, ``hicache_auto_size.py`` where neither size nor ratio is given.
+Rules (0.5.23, paths under sglang/srt/mem_cache): ``pool_host/base.py`` ``HostKVCache.__init__`` for tokens and the page
+more, ``host_memory_budget_bytes`` for the share of a rank, ``hybrid_cache/hybrid_pool_assembler.py``
+``_split_hicache_size`` for hybrid models, ``hicache_auto_size.py`` where neither size nor ratio is given.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def plan_host(
 
     guess = max(0, (room.available_bytes - reserve) // ranks // GB)
     largest = largest_unit(lambda g: fits(host_pools(g * GB, size, pool, page)), guess)
-    note = f"largest whole GB with {ranks} pools + reserve <= available and a pool <= ({gb(room.available_bytes)} - 10 GiB) / {ranks}"
+    pool_limit = f"({gb(room.available_bytes)} - 10 GiB) / {ranks}"
+    note = f"largest whole GB with {ranks} pools + reserve <= available and a pool <= {pool_limit}"
     sheet.put("host.largest_safe_per_rank_bytes", "largest safe per rank", largest * GB, "bytes", Provenance.RULE, note)
     asked, size_flag = _asked(sheet, request, layout, size, pool, page, own)
     if asked is None:
@@ -142,7 +143,8 @@ def _asked(
         if not gigabytes:
             sheet.refuse(
                 Cause.BAD_FLAG,
-                f"--host-cache {gb(request.host_cache_bytes)} in total is less than 1 GB for each of {layout.ranks} ranks; "
+                f"--host-cache {gb(request.host_cache_bytes)} in total is less than 1 GB for each of {layout.ranks} "
+                "ranks; "
                 "SGLang's --hicache-size counts whole GB per rank",
                 f"--host-cache {layout.ranks}GB or more",
             )
@@ -209,7 +211,8 @@ def _warn_useless(sheet: PlanBuilder, pools: HostPools, pool: DevicePoolSize | N
     if pool is not None and pools.tokens <= pool.tokens:
         sheet.warn(
             Cause.HOST_POOL_SMALLER_THAN_DEVICE,
-            f"the host pool's {pools.tokens:,} tokens are no more than the device pool's {pool.tokens:,}: with write_through "
+            f"the host pool's {pools.tokens:,} tokens are no more than the device pool's {pool.tokens:,}: with "
+            "write_through "
             "it holds what the device holds, and is useless",
             "a larger --hicache-size, or no host tier",
         )
@@ -221,7 +224,8 @@ def _warn_locked(sheet: PlanBuilder, request: PlanRequest, pool_bytes: int) -> N
     if limit is not None and backend in ("mooncake", "nixl", "mori") and pool_bytes > limit:
         sheet.warn(
             Cause.PIN_FAILED,
-            f"storage back end {backend} registers the host pool of {gb(pool_bytes)} for RDMA; the locked-memory limit is {gb(limit)}",
+            f"storage back end {backend} registers the host pool of {gb(pool_bytes)} for RDMA; the locked-memory limit "
+            f"is {gb(limit)}",
             "ulimit -l unlimited (docker: --ulimit memlock=-1)",
         )
 
@@ -284,8 +288,10 @@ def _warn_copies(
     sheet.put("host.tokens_with_dp_attention", "tokens with DP attention", spread, "tokens", Provenance.FORMULA, note)
     sheet.warn(
         Cause.OFFLOAD_OVERALLOCATES,
-        f"KV is replicated: {copies} ranks' host pools hold the same tokens, so {gb(total)} keep {gb(total / copies)} of distinct "
+        f"KV is replicated: {copies} ranks' host pools hold the same tokens, so {gb(total)} keep {gb(total / copies)} "
+        "of distinct "
         f"cache ({distinct:,} tokens of {one_copy:,} B)",
-        f"stored once, {gb(total)} would hold {once:,} tokens (SGLang does not under HiCache); with --dp-size {layout.tp} "
+        f"stored once, {gb(total)} would hold {once:,} tokens (SGLang does not under HiCache); with --dp-size "
+        f"{layout.tp} "
         f"--enable-dp-attention each of {layout.tp} ranks caches its own requests: {spread:,} tokens",
     )

@@ -1,10 +1,12 @@
 """A plan for SGLang: its rules in its units (0.5.23; paths under sglang/srt).
 
-- ``--hicache-size`` is decimal GB a rank; the pool gets one page more (``mem_cache/pool_host/base.py``), and a pool larger than
+- ``--hicache-size`` is decimal GB a rank; the pool gets one page more (``mem_cache/pool_host/base.py``), and a pool
+larger than
   (available - 10 GiB) // ranks of this host is refused there (``host_memory_budget_bytes``).
 - The sparse-attention index has a host pool of its own beside it (``pool_host/dsa.py``): outside ``--hicache-size``.
 - Neither size nor ratio given: ratio 2.0, reduced to 0.8 of that budget (``mem_cache/hicache_auto_size.py``).
-- Latent KV is backed up by every rank: ``mla_host_dedup.py`` is there and only the Mooncake linker's broadcaster imports it
+- Latent KV is backed up by every rank: ``mla_host_dedup.py`` is there and only the Mooncake linker's broadcaster
+imports it
   (``unified_cache/linker_mla_dedup.py``), which excludes HiCache (``arg_groups/hicache_hook.py``).
 - Layout and io back end that do not go together are rewritten with a warning (``hicache_hook.py``).
 """
@@ -121,7 +123,8 @@ def _padded_heads(sheet: PlanBuilder, geometry: ModelGeometry, tp: int) -> Model
     heads = kv_heads * (geometry.num_heads // geometry.num_kv_heads)
     sheet.warn(
         Cause.TP_NOT_DIVISIBLE,
-        f"{geometry.num_heads} attention heads and {geometry.num_kv_heads} KV heads over {tp} ranks: SGLang on CPU pads them to "
+        f"{geometry.num_heads} attention heads and {geometry.num_kv_heads} KV heads over {tp} ranks: SGLang on CPU "
+        "pads them to "
         f"{heads} and {kv_heads}, and every token's KV grows with them",
         "a --tp-size that divides both",
     )
@@ -132,7 +135,9 @@ def _padded_heads(sheet: PlanBuilder, geometry: ModelGeometry, tp: int) -> Model
 
 
 def _kv_dtype(request: PlanRequest, sparse: bool) -> str | None:
-    """Sparse attention stores fp8_e4m3 on GPUs of compute capability 10 and up when nothing is said (``arg_groups/overrides.py``)."""
+    """Sparse attention stores fp8_e4m3 on GPUs of compute capability 10 and up when nothing is said
+    (``arg_groups/overrides.py``).
+    """
     if request.kv_dtype is not None or not sparse:
         return request.kv_dtype
     capability = next((gpu.compute_capability for gpu in request.gpus or () if gpu.compute_capability), "0")
@@ -305,6 +310,7 @@ def _refuse_weights(
         doubled *= 2
     sheet.refuse(
         Cause.NO_WINDOW,
-        f"no static fraction works: {text}; weights need more than {fraction:.3f} of it, activations and graphs leave {most:.3f}",
+        f"no static fraction works: {text}; weights need more than {fraction:.3f} of it, activations and graphs leave "
+        f"{most:.3f}",
         f"--tp {doubled} (that many GPUs), smaller weights, or GPUs with more memory",
     )

@@ -1,8 +1,8 @@
 """vLLM's KV arithmetic: layer groups that share one pool of blocks (``v1/core/kv_cache_utils.py``, 0.32.0).
 
-A model whose layers are all alike has one group: tokens = bytes // (block x bytes a token) x block. A hybrid model's layers are
-split into groups of equal size that draw blocks from one pool; a request takes blocks in every group, and the size vLLM
-prints is concurrency x ``max_model_len``: no per-token cost can be read from it.
+A model whose layers are all alike has one group: tokens = bytes // (block x bytes a token) x block. A hybrid model's
+layers are split into groups of equal size that draw blocks from one pool; a request takes blocks in every group, and
+the size vLLM prints is concurrency x ``max_model_len``: no per-token cost can be read from it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def pool(found: list[Group], budget: int, block: int, length: int, in_flight: in
 
 
 def _split(found: list[Group], block: int) -> tuple[int, int, int]:
-    """(layers a group, tokens a block, bytes of a page of one layer), as ``_get_kv_cache_groups_uniform_page_size`` does."""
+    """(layers a group, tokens a block, bytes of a page of one layer),
+    as ``_get_kv_cache_groups_uniform_page_size`` does.
+    """
     attention = [group for group in found if not group.is_state]
     states = [group.token_bytes for group in found if group.is_state]
     if states and attention:  # the attention block grows until its page holds a state (config.py, mamba hybrids)

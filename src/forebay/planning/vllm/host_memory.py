@@ -86,7 +86,8 @@ def _asked(sheet: PlanBuilder, request: PlanRequest, copies: int) -> _Asked | No
         if flags.get("kv_offloading_backend") == "lmcache":
             sheet.warn(
                 Cause.FLAG_CONFLICT,
-                f"--kv-offloading-size {gib:g} is ignored with the lmcache back end: the LMCache server's own size counts",
+                f"--kv-offloading-size {gib:g} is ignored with the lmcache back end: the LMCache server's own size "
+                "counts",
                 "size the LMCache server, and plan its memory as --host-reserve",
             )
             return None
@@ -128,7 +129,8 @@ def _check(sheet: PlanBuilder, request: PlanRequest, asked: _Asked, ranks: int, 
     elif asked.in_shm and room.shm_free_bytes is not None and asked.total_bytes > room.shm_free_bytes:
         sheet.refuse(
             Cause.SHM_TOO_SMALL,
-            f"the offload region of {gb(asked.total_bytes)} is a file in /dev/shm, which has {gb(room.shm_free_bytes)} free",
+            f"the offload region of {gb(asked.total_bytes)} is a file in /dev/shm, which has {gb(room.shm_free_bytes)} "
+            "free",
             f"{fix}, or enlarge /dev/shm (docker: --shm-size, Kubernetes: an emptyDir with medium Memory)",
         )
 
@@ -154,5 +156,6 @@ def _warn(sheet: PlanBuilder, asked: _Asked, one_copy: int, tokens: int, made: P
         sheet.warn(
             Cause.OFFLOAD_OVERALLOCATES,
             f"KV is replicated: {gb(asked.total_bytes)} keep {gb(asked.total_bytes / asked.copies)} of distinct cache",
-            f"stored once it would be {asked.total_bytes // one_copy:,} tokens (native offloading on one node does, from 0.32)",
+            f"stored once it would be {asked.total_bytes // one_copy:,} tokens (native offloading on one node does, "
+            "from 0.32)",
         )

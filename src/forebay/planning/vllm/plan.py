@@ -1,13 +1,15 @@
 """A plan for vLLM: its rules in its units (0.32.0; paths under vllm/).
 
-- Budget a GPU: ceil(total x ``gpu_memory_utilization``), refused where less is free (``v1/worker/utils.py`` ``request_memory``);
-  KV gets what weights, the profile run's peak and, since 0.21, the CUDA graph estimate leave (``v1/worker/gpu_worker.py``
-  ``determine_available_memory``). ``--kv-cache-memory-bytes`` replaces all of it.
+- Budget a GPU: ceil(total x ``gpu_memory_utilization``), refused where less is free (``v1/worker/utils.py``
+``request_memory``);
+  KV gets what weights, the profile run's peak and, since 0.21, the CUDA graph estimate leave
+  (``v1/worker/gpu_worker.py`` ``determine_available_memory``). ``--kv-cache-memory-bytes`` replaces all of it.
 - One request of ``max_model_len`` must fit, or the engine dies (``v1/core/kv_cache_utils.py``).
 - ``--kv-offloading-size`` is GiB in total over the ranks (``config/cache.py``), a file in /dev/shm
-  (``v1/kv_offload/cpu/shared_offload_region.py``); latent KV on one node with TP only is stored once; with the lmcache back end
-  the size is ignored: the LMCache server holds the memory (``config/vllm.py``).
-- LMCache in the process: ``max_local_cpu_size`` GiB a rank, 5 by default (``lmcache/v1/config.py``); latent KV is saved by the first
+  (``v1/kv_offload/cpu/shared_offload_region.py``); latent KV on one node with TP only is stored once; with the lmcache
+  back end the size is ignored: the LMCache server holds the memory (``config/vllm.py``).
+- LMCache in the process: ``max_local_cpu_size`` GiB a rank, 5 by default (``lmcache/v1/config.py``); latent KV is saved
+by the first
   rank only (``save_only_first_rank``), and every rank still allocates.
 """
 
@@ -139,7 +141,8 @@ def _device(
         if shape.on_cpu and int(explicit) > request.host.available_bytes:
             sheet.refuse(
                 Cause.HOST_POOL_TOO_BIG,
-                f"a KV cache of {gb(explicit)} per rank on the CPU against {gb(request.host.available_bytes)} available",
+                f"a KV cache of {gb(explicit)} per rank on the CPU against {gb(request.host.available_bytes)} "
+                "available",
                 f"VLLM_CPU_KVCACHE_SPACE={max(1, request.host.available_bytes // GIB // 2)}"
                 if by_variable
                 else f"--kv-cache-memory-bytes {request.host.available_bytes // 2}",
@@ -226,7 +229,8 @@ def _pool(sheet: PlanBuilder, request: PlanRequest, found: list[Group], kv_bytes
         kv_bytes * request.pp
     )  # a stage holds its share of the layers: tokens are as with all layers and pp times the bytes
     made = pool(found, kv_bytes, shape.block, shape.length, shape.in_flight)
-    note = f"{made.blocks:,} blocks of {made.block_bytes:,} B hold {made.concurrency:.2f} requests of {shape.length:,} tokens"
+    blocks = f"{made.blocks:,} blocks of {made.block_bytes:,} B"
+    note = f"{blocks} hold {made.concurrency:.2f} requests of {shape.length:,} tokens"
     if len(found) == 1:
         note = f"{gb(kv_bytes)} // {made.block_bytes:,} B a block of {shape.block} tokens; {note}"
     sheet.put("device.kv_tokens", "device KV tokens", made.tokens, "tokens", Provenance.RULE, note)
@@ -234,7 +238,8 @@ def _pool(sheet: PlanBuilder, request: PlanRequest, found: list[Group], kv_bytes
         longest = largest_length(found, kv_bytes, shape.block, shape.length, shape.in_flight)
         sheet.refuse(
             Cause.CTX_TOO_LONG_FOR_KV,
-            f"one request of {shape.length:,} tokens needs more than the KV pool of {gb(kv_bytes)}: vLLM ends with an error",
+            f"one request of {shape.length:,} tokens needs more than the KV pool of {gb(kv_bytes)}: vLLM ends with an "
+            "error",
             f"--context {longest}" if longest else "more KV memory: nothing fits",
         )
     return made

@@ -1,4 +1,5 @@
-"""Log grammars: a server's lines to stages, error marks and settings in effect. The grammar is data, tested on real logs.
+"""Log grammars: a server's lines to stages, error marks and settings in effect. The grammar is data,
+tested on real logs.
 
     lines.py        one raw line -> LogLine: who, when, how loudly, what (carriers such as Docker's or srun's taken off)
     model.py        Stage, and the rows of the tables

@@ -16,10 +16,11 @@ EXCEPTION = re.compile(
 """The last line of a traceback: a type and, after a colon, the first line of its message."""
 
 PROGRAM_FRAME = re.compile(
-    r'^ +File "(?:<frozen runpy>", line \d+, in _run_module_as_main|[^"]*(?:launch\w*\.py|/bin/\w+)", line \d+, in <module>)'
+    r'^ +File "(?:<frozen runpy>", line \d+, in _run_module_as_main|'
+    r'[^"]*(?:launch\w*\.py|/bin/\w+)", line \d+, in <module>)'
 )
-"""A traceback's first frame, where it is the program's own first: nothing caught the exception. (One that is caught and printed
-begins at the frame that caught it.)"""
+"""A traceback's first frame, where it is the program's own first: nothing caught the exception.
+(One that is caught and printed begins at the frame that caught it.)"""
 
 ARGPARSE_ERROR = re.compile(r"^[\w./ -]{1,80}: error: (?P<message>.+)")
 """argparse's last word, after its usage."""

@@ -40,14 +40,16 @@ _MARKS = (
         "vllm",
         5,
         re.compile(
-            r"\bvllm/v1/|site-packages/vllm/|vllm\.entrypoints|\bVLLM_[A-Z]|\bVLLM::|vllm_offload_|\bvllm serve\b|^api_server\.py: error"
+            r"\bvllm/v1/|site-packages/vllm/|vllm\.entrypoints|\bVLLM_[A-Z]|\bVLLM::|"
+            r"vllm_offload_|\bvllm serve\b|^api_server\.py: error"
         ),
     ),
     (
         "vllm",
         5,
         re.compile(
-            r"EngineCore|EngineDeadError|engine core proc|WorkerProc |VllmConfig|\bLMCache\b|lmcache[./]|gpu_memory_utilization"
+            r"EngineCore|EngineDeadError|engine core proc|"
+            r"WorkerProc |VllmConfig|\bLMCache\b|lmcache[./]|gpu_memory_utilization"
         ),
     ),
     (

@@ -1,7 +1,7 @@
 """One raw log line into who said it, when, how loudly, and what.
 
-A server's line reaches a file through tqdm, ANSI colours, Docker, Kubernetes, journald, srun or torchrun. All of that is taken
-off here, so that the tables in this package match only what the server itself wrote.
+A server's line reaches a file through tqdm, ANSI colours, Docker, Kubernetes, journald, srun or torchrun. All of that
+is taken off here, so that the tables in this package match only what the server itself wrote.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ _CARRIERS = (
 _COMPACT = re.compile(r"(?P<level>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)\s+(?P<target>[\w.:]+): ")  # Dynamo
 
 _SGLANG = re.compile(
-    r"\[(?:(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d) )(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?P<ranks>(?: (?:DP|TP|PP|EP|CP|ATTN_\w+?)\d+)*)\] ?"
+    r"\[(?:(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d) )(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?"
+    r"(?P<ranks>(?: (?:DP|TP|PP|EP|CP|ATTN_\w+?)\d+)*)\] ?"
 )
 _VLLM_PROCESS = re.compile(
     r"\((?P<process>APIServer|EngineCore|Worker|VllmWorker|RayWorker|RayWorkerWrapper|EngineCoreActor|ApiServer|Process|DPCoordinator|Engine|CoreEngine)"
     r"(?P<detail>[\w-]*)(?: rank=(?P<rank>\d+))? pid=(?P<pid>\d+)(?:, ip=[\w.:]+)?\) ?"
 )
 _VLLM_STAMP = re.compile(
-    r"(?:\[[\w-]+\] )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)? "
+    r"(?:\[[\w-]+\] )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+    r"(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)? "
     r"\[?(?P<origin>(?:\.\.\.)?[\w./-]+?(?::\d+)?)\] ?"
 )
 _LMCACHE = re.compile(
-    r"(?:\[\d{4}-(?P<month>\d\d)-(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)[.,]?\d*\] )?LMCache (?P<level>DEBUG|INFO|WARNING|ERROR): "
+    r"(?:\[\d{4}-(?P<month>\d\d)-(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)[.,]?\d*\] )?"
+    r"LMCache (?P<level>DEBUG|INFO|WARNING|ERROR): "
 )
 _UVICORN = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):(?: {2,}|\t| (?=\S+:\d+ - ))")
 _LOGGING = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):(?P<origin>[\w.]+):")
@@ -79,7 +82,8 @@ class LogLine:
         level: ``INFO``, ``WARNING``, ``ERROR``, ``CRITICAL``, ``DEBUG``, or empty where the line does not say.
         time_s: seconds since the start of the year by the server's clock; None where the line has no time.
         origin: source file of the message (``core.py:1510``), or empty.
-        dialect: whose prefix it carries: ``sglang``, ``vllm``, ``lmcache``, ``embedded``, ``uvicorn``, ``glog``, or empty.
+        dialect: whose prefix it carries: ``sglang``, ``vllm``, ``lmcache``, ``embedded``, ``uvicorn``, ``glog``, or
+            empty.
     """
 
     number: int

@@ -28,8 +28,9 @@ class StagePattern:
 
     Attributes:
         stage: the stage that the line belongs to.
-        pattern: searched in the text of a line. Named groups it may have: ``percent``, ``done`` and ``total`` (a progress
-            as a count), ``rate`` (as printed, ``10.12s/it``), ``left`` (as printed, ``00:30``), ``doing`` (in words).
+        pattern: searched in the text of a line. Named groups it may have: ``percent``, ``done`` and ``total`` (a
+            progress as a count), ``rate`` (as printed, ``10.12s/it``), ``left`` (as printed, ``00:30``), ``doing`` (in
+            words).
         detail: what happens within the stage, for people; empty where the stage says it all.
         complete: the line ends the stage's work: its progress is 100 %.
     """
@@ -59,8 +60,8 @@ class ErrorMark:
 class SettingPattern:
     """A line that states settings or sizes in effect: named groups are the settings' names.
 
-    A group's suffix says how its text is read: ``_tokens`` and ``_count`` integers (thousands commas allowed), ``_gib`` and
-    ``_gb`` sizes turned into ``_bytes``, anything else text.
+    A group's suffix says how its text is read: ``_tokens`` and ``_count`` integers (thousands commas allowed), ``_gib``
+    and ``_gb`` sizes turned into ``_bytes``, anything else text.
     """
 
     pattern: re.Pattern[str]

@@ -45,7 +45,8 @@ def effective_settings(lines: Iterable[str], server: str | None = None) -> dict[
 
     Returns:
         name -> setting: ``device_pool_tokens``, ``device_pool_bytes``, ``host_pool_tokens``, ``host_pool_bytes``,
-        ``context_tokens``, ``weights_bytes``, ``max_running_count``, ``kv_dtype``, ``address`` and more, as the log has them.
+        ``context_tokens``, ``weights_bytes``, ``max_running_count``, ``kv_dtype``, ``address`` and more, as the log has
+        them.
     """
     grammars = [GRAMMARS[server]] if server in GRAMMARS else list(GRAMMARS.values())
     found: dict[str, EffectiveSetting] = {}
@@ -73,7 +74,9 @@ def settings_of_line(grammar: Grammar, line: LogLine) -> list[EffectiveSetting]:
 
 
 def asked_settings(line: LogLine) -> dict[str, str]:
-    """What the server was asked for, from its own line (``server_args=…``, ``non-default args: …``); values as printed."""
+    """What the server was asked for, from its own line (``server_args=…``, ``non-default args: …``);
+    values as printed.
+    """
     for start, pair in ((_ASKED, _PAIR), (_ASKED_OLD, _PAIR_OLD)):
         match = start.match(line.text)
         if match:

@@ -1,8 +1,8 @@
 """SGLang's log. Messages carry no level; a handled failure looks like a fatal one but for what follows it.
 
-Stages and pools: read from logs of 0.5.23 (CPU, tensor parallel 1 and 2) and from lines of 0.3 to 0.5 on GPUs; the order differs
-from other servers: graphs are captured before the host pool is allocated (``scheduler.py``: the model worker first, then
-``build_kv_cache``).
+Stages and pools: read from logs of 0.5.23 (CPU, tensor parallel 1 and 2) and from lines of 0.3 to 0.5 on GPUs; the
+order differs from other servers: graphs are captured before the host pool is allocated (``scheduler.py``: the model
+worker first, then ``build_kv_cache``).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ _SETTINGS = (
     ),
     SettingPattern(
         re.compile(
-            r"^Allocating \w* ?hierarchical KV host pool: (?P<host_pool_tokens>\d+) tokens, (?P<host_pool_gb>[\d.]+) GB host memory"
+            r"^Allocating \w* ?hierarchical KV host pool: "
+            r"(?P<host_pool_tokens>\d+) tokens, (?P<host_pool_gb>[\d.]+) GB host memory"
         ),
         per_rank=True,
     ),

@@ -1,7 +1,8 @@
-"""vLLM's log. Every message carries process, level and source; what carries none is uvicorn, tqdm, a library, or a crash.
+"""vLLM's log. Every message carries process, level and source; what carries none is uvicorn, tqdm, a library,
+or a crash.
 
-Stages: read from logs of 0.32.0 (CPU; eager, compiled, tensor parallel 1 to 3) and from GPU lines of 0.7 to 0.29. Compilation and
-profiling size the device pool, so they are its first part (``core.py``: ``_initialize_kv_caches``).
+Stages: read from logs of 0.32.0 (CPU; eager, compiled, tensor parallel 1 to 3) and from GPU lines of 0.7 to 0.29.
+Compilation and profiling size the device pool, so they are its first part (``core.py``: ``_initialize_kv_caches``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _STAGES = (
     StagePattern(
         Stage.DEVICE_POOL,
         re.compile(
-            r"Dynamo bytecode transform time|^(?:\[\w+\] )?saved AOT compiled function|[Cc]ompiling a graph for|torch\.compile (?:takes|took) "
+            r"Dynamo bytecode transform time|^(?:\[\w+\] )?saved AOT compiled function|"
+            r"[Cc]ompiling a graph for|torch\.compile (?:takes|took) "
         ),
         "compiling",
     ),
@@ -43,7 +45,8 @@ _STAGES = (
     StagePattern(
         Stage.DEVICE_POOL,
         re.compile(
-            r"^\S.* KV cache size: [\d,]+ tokens|^# (?:GPU|CPU|cuda) blocks: |^Explicitly set \([\d./]+\) GiB for KV cache"
+            r"^\S.* KV cache size: [\d,]+ tokens|^# (?:GPU|CPU|cuda) blocks: |"
+            r"^Explicitly set \([\d./]+\) GiB for KV cache"
         ),
     ),
     StagePattern(
@@ -77,7 +80,8 @@ _SETTINGS = (
     SettingPattern(
         re.compile(
             r"^(?:\w[\w +]* )?KV cache size: (?P<device_pool_tokens>[\d,]+) tokens"
-            r"(?:, Maximum concurrency for (?P<context_tokens>[\d,]+) tokens per request: (?P<max_concurrency>[\d.]+)x)?"
+            r"(?:, Maximum concurrency for (?P<context_tokens>[\d,]+) tokens per request: "
+            r"(?P<max_concurrency>[\d.]+)x)?"
         )
     ),
     SettingPattern(

@@ -68,7 +68,8 @@ async def _flush(client: Client) -> str:
         said.append(f"{path}: {status} {answer[:80].decode('utf-8', 'replace').strip()}")
     raise NotInEffectError(
         f"cold: {client.url} cannot flush its cache ({'; '.join(said)})",
-        fix="use --cache as-is: prompts are new in every run, so nothing of them is cached (vLLM flushes with VLLM_SERVER_DEV_MODE=1)",
+        fix="use --cache as-is: prompts are new in every run, so nothing of them is cached "
+        "(vLLM flushes with VLLM_SERVER_DEV_MODE=1)",
     )
 
 

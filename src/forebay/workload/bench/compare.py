@@ -1,7 +1,7 @@
 """A against B: loads of the same shape on both sides, in interleaved rounds, so that what drifts drifts on both.
 
-Where both can be up, rounds alternate (A B, B A, ...). Where they cannot (plan files), each is started, measured and ended in the
-order A B B A, and what a start costs is kept apart.
+Where both can be up, rounds alternate (A B, B A, ...). Where they cannot (plan files), each is started, measured and
+ended in the order A B B A, and what a start costs is kept apart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ MEASURES: dict[str, tuple[str, Callable[[Result], float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All rounds of both sides; ``ratios`` are B over A. ``start_s`` has one entry a start, for sides that were started."""
+    """All rounds of both sides; ``ratios`` are B over A. ``start_s`` has one entry a start,
+    for sides that were started.
+    """
 
     a: str
     b: str
@@ -64,7 +66,8 @@ class Comparison:
         for name, (title, value, more_is_better) in MEASURES.items():
             sides = [sorted(value(r) for r in rounds)[len(rounds) // 2] for rounds in (self.rounds_a, self.rounds_b)]
             lines.append(
-                f"  {title:<26} A {_shown(name, sides[0])}  B {_shown(name, sides[1])}  {verdict(self.ratios[name], more_is_better)}"
+                f"  {title:<26} A {_shown(name, sides[0])}  B {_shown(name, sides[1])}  "
+                f"{verdict(self.ratios[name], more_is_better)}"
             )
         for side, seconds in self.start_s.items():
             lines.append(f"  start of {side}: " + ", ".join(f"{value:.1f} s" for value in seconds))
@@ -177,7 +180,9 @@ def _sum_up(a: str, b: str, results: tuple[list[Result], list[Result]], start_s:
 
 
 def _salt(settings: BenchSettings, number: int, side: int) -> str:
-    """Each side and round has prompts of its own, alike in shape: two names of one server must not warm each other's cache."""
+    """Each side and round has prompts of its own, alike in shape:
+    two names of one server must not warm each other's cache.
+    """
     return salt_of(settings, f"round {number} {'AB'[side]}")
 
 

@@ -22,7 +22,9 @@ _TRACE_BLOCK = 512  # tokens a block id of a trace stands for
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One request to send: where, the prompt part of the body, the longest answer, and what of the prompt is a repetition."""
+    """One request to send: where, the prompt part of the body, the longest answer,
+    and what of the prompt is a repetition.
+    """
 
     path: str
     body: dict[str, Any]

@@ -1,4 +1,5 @@
-"""Prompts made from ids: equal ids give equal blocks, other ids give other blocks, and another salt gives other blocks for all.
+"""Prompts made from ids: equal ids give equal blocks, other ids give other blocks,
+and another salt gives other blocks for all.
 
 A block is either token ids (exact lengths) or words (lengths by the tokenizer's measured tokens a word).
 """

@@ -27,7 +27,8 @@ body{{font:15px/1.5 system-ui,sans-serif;color:#1c2430;max-width:62rem;margin:2r
 h1{{font-size:1.4rem;margin:0}} h2{{font-size:1.05rem;margin:2rem 0 .5rem}} .sub{{color:#5b6673;margin:.2rem 0 1.2rem}}
 table{{border-collapse:collapse}} td,th{{padding:.2rem 1rem .2rem 0;text-align:left;vertical-align:top}}
 td.n{{font-variant-numeric:tabular-nums}} .ci{{color:#5b6673;font-size:.85em}} svg{{max-width:100%;height:auto}}
-.note{{border-left:4px solid #e09f3e;padding:.3rem .8rem;background:#fdf6ea;margin:.4rem 0}} pre{{background:#f4f6f8;padding:.8rem;overflow:auto}}
+.note{{border-left:4px solid #e09f3e;padding:.3rem .8rem;background:#fdf6ea;margin:.4rem 0}}
+pre{{background:#f4f6f8;padding:.8rem;overflow:auto}}
 </style></head><body><h1>{title}</h1><p class="sub">{sub}</p>{body}</body></html>
 """
 

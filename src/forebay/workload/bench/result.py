@@ -23,7 +23,9 @@ _BINS = 60
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One measured run. Times are seconds, latencies with 95 % intervals; ``by_tier`` counts prompt tokens of this run only."""
+    """One measured run. Times are seconds, latencies with 95 % intervals;
+    ``by_tier`` counts prompt tokens of this run only.
+    """
 
     target: str
     model: str
@@ -161,7 +163,10 @@ def judge_cache(input_tokens: int, cached_tokens: int | None, reused_tokens: int
         return None
     share = cached_tokens / input_tokens
     if reused_tokens is None:
-        return f"this result measured the cache: {share:.1%} of the prompt tokens came from it (how much the prompts repeat is unknown)"
+        return (
+            f"this result measured the cache: {share:.1%} of the prompt tokens came from it "
+            "(how much the prompts repeat is unknown)"
+        )
     designed = min(reused_tokens / input_tokens, 1.0)
     if share > designed + _MORE_THAN_DESIGNED:
         return (

@@ -155,7 +155,9 @@ class Bench:
 
 
 def describe(settings: BenchSettings, script: LoadScript, maker: PromptGenerator) -> dict[str, Any]:
-    """The workload as the record keeps it: every setting, and what came of the automatic ones. The API key stays out."""
+    """The workload as the record keeps it: every setting, and what came of the automatic ones.
+    The API key stays out.
+    """
     kept = {name: value for name, value in asdict(settings).items() if name != "api_key" and value is not None}
     shown = {name: str(value) if name in ("trace", "prompts") else value for name, value in kept.items()}
     return {

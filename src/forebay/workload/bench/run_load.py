@@ -19,7 +19,9 @@ __all__ = ["Played", "play"]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A load that was played. ``own_cpu`` is the share of one core this process used: near 1, the bench was the bottleneck."""
+    """A load that was played. ``own_cpu`` is the share of one core this process used: near 1,
+    the bench was the bottleneck.
+    """
 
     samples: list[RequestSample]
     seconds: float
@@ -37,7 +39,8 @@ async def play(
 ) -> Played:
     """Play every session; failed requests end their session and are counted, never repeated.
 
-    Closed loop: ``concurrency`` sessions at once, in order. Open loop (timed sessions): each at its time, however many there are.
+    Closed loop: ``concurrency`` sessions at once, in order. Open loop (timed sessions): each at its time, however many
+    there are.
     """
     player = _Player(client, model, temperature, on_sample)
     cpu = time.process_time()

@@ -41,7 +41,8 @@ class BenchSettings:
         block_tokens: tokens made for one 512-token block of the trace; a smaller number scales the whole trace down.
         speed: how much faster than recorded a trace is played.
         max_input_tokens: longer prompts of a trace are left out, and counted.
-        seed: makes the prompts the same in every run; None draws new ones, so that no run hits the cache of an earlier one.
+        seed: makes the prompts the same in every run; None draws new ones, so that no run hits the cache of an earlier
+            one.
         tokens: send prompts as token ids where the server takes them; False sends words.
     """
 

@@ -1,4 +1,6 @@
-"""Percentiles and ratios with intervals, by the bootstrap and by Student's t. Pure, and repeatable: the draws are seeded."""
+"""Percentiles and ratios with intervals, by the bootstrap and by Student's t. Pure, and repeatable:
+the draws are seeded.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def percentiles(values: Sequence[float], shares: Sequence[float] = (50, 90, 99))
 
 
 def gap_percentiles(gaps: Sequence[Sequence[float]], shares: Sequence[float] = (50, 90, 99)) -> dict[float, Estimate]:
-    """Percentiles over all gaps of all requests. Gaps of one request depend on each other, so whole requests are resampled."""
+    """Percentiles over all gaps of all requests. Gaps of one request depend on each other,
+    so whole requests are resampled.
+    """
     filled = [np.asarray(request, dtype=np.float64) for request in gaps if len(request)]
     if not filled:
         return {}

@@ -13,6 +13,7 @@
     output.py       finished rows in input order, set-aside and failed rows, the manifest; all atomic
     progress.py     what the run shows while it runs
 
-Owners: ``job`` owns the journal and the index (one thread writes both); a lane owns its requests; ``output`` reads only what is
-durable. A row is known by its key (``rows.py``), never by its position: positions are valid within one process only.
+Owners: ``job`` owns the journal and the index (one thread writes both); a lane owns its requests; ``output`` reads only
+what is durable. A row is known by its key (``rows.py``), never by its position: positions are valid within one process
+only.
 """

@@ -1,9 +1,11 @@
 """The rows of the input and the turns of the journal: an SQLite file, rebuilt at every start.
 
-It is derived state, so it needs no durability. Memory is bounded by SQLite's page cache. Not thread-safe; the job is its only user.
+It is derived state, so it needs no durability. Memory is bounded by SQLite's page cache. Not thread-safe; the job is
+its only user.
 
 A turn of the journal counts only when every turn before it counts and it was generated after exactly those answers
-(``journal.history_digest``). So a journal with damaged, repeated or exchanged lines never gives a row the answers of another
+(``journal.history_digest``). So a journal with damaged, repeated or exchanged lines never gives a row the answers of
+another
 history: the row is pending from its first missing turn on.
 """
 
@@ -36,13 +38,18 @@ SELECT t.key, MIN(t.turn) FROM turns t LEFT JOIN turns p ON p.key = t.key AND p.
 WHERE CASE WHEN t.turn = 0 THEN t.before != '' ELSE p.key IS NULL OR p.after != t.before OR p.state IS NOT NULL END
 GROUP BY t.key
 """
-_STATE = "CASE WHEN r.why IS NOT NULL THEN 'set_aside' WHEN e.state IS NOT NULL THEN e.state WHEN f.key IS NOT NULL THEN 'failed' END"
+_STATE = """
+CASE WHEN r.why IS NOT NULL THEN 'set_aside'
+WHEN e.state IS NOT NULL THEN e.state WHEN f.key IS NOT NULL THEN 'failed' END
+"""
 _STATES = "FROM rows r LEFT JOIN turns e ON e.key = r.key AND e.state IS NOT NULL LEFT JOIN failures f ON f.key = r.key"
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """The state of one input row: None while pending, else ok, set_aside or failed; ``turns`` counts its turns in the journal."""
+    """The state of one input row: None while pending, else ok, set_aside or failed;
+    ``turns`` counts its turns in the journal.
+    """
 
     pos: int
     key: bytes
@@ -123,7 +130,8 @@ class Index:
         self._db.execute("CREATE TEMP TABLE cut (key BLOB PRIMARY KEY, turn INT) WITHOUT ROWID")
         self._db.execute("INSERT INTO cut SELECT * FROM broken")
         self._db.execute(
-            "DELETE FROM turns WHERE key IN (SELECT key FROM cut) AND turn >= (SELECT turn FROM cut WHERE cut.key = turns.key)"
+            "DELETE FROM turns WHERE key IN (SELECT key FROM cut) AND turn >= (SELECT turn FROM cut WHERE cut.key = "
+            "turns.key)"
         )
         self._db.executescript("DROP TABLE broken; DROP TABLE cut")
 

@@ -1,16 +1,17 @@
 """The journal: an append-only file of checksummed lines; the only durable state of a run.
 
-A line is ``crc32 (8 hex digits) SP json LF``. A record counts when its whole line is there and the checksum holds; so a file cut
-at any byte reads as the records before the cut. Records:
+A line is ``crc32 (8 hex digits) SP json LF``. A record counts when its whole line is there and the checksum holds; so a
+file cut at any byte reads as the records before the cut. Records:
 
     turn     {"k": key, "t": n, "b": digest of the answers before it, "c": content, "r": reasoning, "f": finish reason,
               "p","o","h": prompt, output, cached tokens, "g": gates that were kept, "n": attempts,
               "e": "ok" | "set_aside" when it is the row's last, "w": why}
     failure  {"k": key, "e": "failed", "w": why}
 
-Durability: ``append`` hands the line to the kernel before it returns, so that a killed process loses nothing it had appended.
-``sync`` makes it survive the machine; the job calls it back to back on a thread, at most every 50 ms, and counts a turn as
-finished only then. A machine that dies therefore costs the turns in flight and those of the last sync interval.
+Durability: ``append`` hands the line to the kernel before it returns, so that a killed process loses nothing it had
+appended. ``sync`` makes it survive the machine; the job calls it back to back on a thread, at most every 50 ms, and
+counts a turn as finished only then. A machine that dies therefore costs the turns in flight and those of the last sync
+interval.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The output: rows in input order, built from the input and the journal alone, so that it depends on nothing that happened on the way.
+"""The output: rows in input order, built from the input and the journal alone,
+so that it depends on nothing that happened on the way.
 
-A finished row is ``{"id", "conversations": [{"role", "content", "reasoning_content"?}], "status": "success", "finish_reasons",
-"gates"?}``: what SpecForge's training reads (``id``, ``conversations``) and its validator wants (``status``), one JSON object a line
-or the same columns in Parquet. Beside it: rows set aside and failed rows, each with its reason, and a manifest. Every file is
-written under a temporary name and renamed; the manifest comes last and holds the checksums of the rest.
+A finished row is ``{"id", "conversations": [{"role", "content", "reasoning_content"?}], "status": "success",
+"finish_reasons", "gates"?}``: what SpecForge's training reads (``id``, ``conversations``) and its validator wants
+(``status``), one JSON object a line or the same columns in Parquet. Beside it: rows set aside and failed rows, each
+with its reason, and a manifest. Every file is written under a temporary name and renamed; the manifest comes last and
+holds the checksums of the rest.
 """
 
 from __future__ import annotations

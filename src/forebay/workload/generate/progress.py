@@ -17,8 +17,10 @@ _SAID = {  # events in words, for people
     "server_out": "server away: {server} ({detail})",
     "continuing": "continuing: {finished:,} of {rows:,} rows are finished",
     "draining": "draining: {in_flight} in flight; {hint}",
-    "journal_repaired": "journal repaired: {torn_bytes} bytes of a torn end cut off, {damaged_lines} damaged lines skipped",
-    "rows_broken": "{rows:,} rows had turns that do not follow from the turns before them; they are asked again from there",
+    "journal_repaired": "journal repaired: {torn_bytes} bytes of a torn end cut off, "
+    "{damaged_lines} damaged lines skipped",
+    "rows_broken": "{rows:,} rows had turns that do not follow from the turns before them; "
+    "they are asked again from there",
     "rows_gone_from_input": "{rows:,} rows in the journal are no longer in the input; they are left out",
 }
 

@@ -94,7 +94,9 @@ def repeats(text: str) -> bool:
 
 
 def _loop_length(text: str) -> int:
-    """The longest prefix that is a unit repeated at least ``_LOOP_TIMES`` times (Knuth, Morris and Pratt's failure function)."""
+    """The longest prefix that is a unit repeated at least ``_LOOP_TIMES`` times (Knuth,
+    Morris and Pratt's failure function).
+    """
     failure = [0] * len(text)
     matched = best = 0
     for at in range(1, len(text)):

@@ -1,13 +1,15 @@
-"""``generate`` as a Ray Data stage, for more machines than one: the same rows, journal, gates and lanes (needs ``forebay[ray]``).
+"""``generate`` as a Ray Data stage, for more machines than one: the same rows, journal,
+gates and lanes (needs ``forebay[ray]``).
 
     import ray
     from forebay.workload.generate.ray import generate
     rows = generate(ray.data.read_json("rows.jsonl"), settings, folder="/shared/run", actors=4)
     rows.filter(lambda row: row["status"] == "success").write_parquet("/shared/out")
 
-Every actor writes a journal of its own in ``folder`` (on a file system that all machines share) and reads everybody's: what an actor
-finished before it died is not asked for again, whoever gets its rows. Rows are known by the same keys as in ``forebay generate``;
-as Ray gives rows no fixed order, of two contents under one id the one with the smaller hash is kept, not the first.
+Every actor writes a journal of its own in ``folder`` (on a file system that all machines share) and reads everybody's:
+what an actor finished before it died is not asked for again, whoever gets its rows. Rows are known by the same keys as
+in ``forebay generate``; as Ray gives rows no fixed order, of two contents under one id the one with the smaller hash is
+kept, not the first.
 """
 
 from __future__ import annotations
@@ -47,10 +49,11 @@ _locks: dict[Path, int] = {}
 def generate(
     dataset: Any, settings: GenerateSettings, *, folder: str | Path, actors: int = 1, batch_rows: int = 256
 ) -> Any:
-    """Generate every row of a Ray dataset; returns a lazy dataset of ``id, conversations, status, reason, finish_reasons``.
+    """Generate every row of a Ray dataset; returns a lazy dataset of ``id, conversations, status, reason,
+    finish_reasons``.
 
-    ``status`` is ``success``, ``set_aside`` or ``failed``; every input row comes out once. The folder belongs to this process until it
-    ends. Of ``settings`` the sources and outputs are not used: they are Ray's.
+    ``status`` is ``success``, ``set_aside`` or ``failed``; every input row comes out once. The folder belongs to this
+    process until it ends. Of ``settings`` the sources and outputs are not used: they are Ray's.
 
     Raises:
         RefusedError: another process generates into ``folder``.
@@ -143,7 +146,9 @@ class GenerateStage:
         return parse_row(raw, field_name=self._settings.field_name)
 
     def _adopt(self, index: Index, key: bytes) -> None:
-        """Take what the folder's journals hold of a row into this actor's journal, which then holds every row it finishes."""
+        """Take what the folder's journals hold of a row into this actor's journal,
+        which then holds every row it finishes.
+        """
         journal, places = self._journals.best(key)
         if journal is None:
             return
@@ -184,7 +189,8 @@ class _FolderJournals:
             "", isolation_level=None, check_same_thread=False
         )  # a temporary file; Ray calls from threads in turn
         self._db.execute(
-            "CREATE TABLE turns (key BLOB, journal INT, turn INT, at INT, length INT, before TEXT, after TEXT, ended INT, "
+            "CREATE TABLE turns (key BLOB, journal INT, turn INT, at INT, length INT, before TEXT, after TEXT, ended "
+            "INT, "
             "PRIMARY KEY (key, journal, turn)) WITHOUT ROWID"
         )
 
@@ -205,7 +211,9 @@ class _FolderJournals:
             self._db.execute("COMMIT")
 
     def best(self, key: bytes) -> tuple[_ReadJournal | None, list[tuple[int, int]]]:
-        """The journal that is furthest with a row, and where its turns are: those that follow from the turns before them."""
+        """The journal that is furthest with a row, and where its turns are:
+        those that follow from the turns before them.
+        """
         found = self._db.execute(
             "SELECT journal, turn, at, length, before, after, ended FROM turns WHERE key = ? ORDER BY journal, turn",
             (key,),

@@ -19,7 +19,9 @@ def up_command(what: str, *more: str) -> list[str]:
 
 
 class StartBudget:
-    """When the next start may happen: 2, 4, 8 ... s apart, at most ``starts`` in ``window_s``. Pure: time is passed in."""
+    """When the next start may happen: 2, 4, 8 ... s apart, at most ``starts`` in ``window_s``. Pure:
+    time is passed in.
+    """
 
     def __init__(self, *, starts: int = 5, window_s: float = 600.0, first_delay_s: float = 2.0) -> None:
         self.starts = starts
@@ -67,7 +69,8 @@ class ServerRestarter:
             delay = self._budget.delay(loop.time())
             if delay is None:
                 raise DeadError(
-                    f"the server was started {self._budget.starts} times in {self._budget.window_s / 60:.0f} min and died each time",
+                    f"the server was started {self._budget.starts} times in {self._budget.window_s / 60:.0f} min and "
+                    "died each time",
                     fix="forebay doctor; finished rows are kept: the same command continues",
                 )
             await asyncio.sleep(delay)

@@ -1,8 +1,8 @@
 """Rows: what an input row means, and by what it is known.
 
-A row's *base* is a 16-byte hash of its id (when it has one) and its conversation. Equal rows share a base and are told apart by
-their ordinal among equals; the *key* is the base, with the ordinal mixed in when it is not 0. Position never enters: rows may be
-reordered, inserted and appended between two runs, and finished ones stay finished.
+A row's *base* is a 16-byte hash of its id (when it has one) and its conversation. Equal rows share a base and are told
+apart by their ordinal among equals; the *key* is the base, with the ordinal mixed in when it is not 0. Position never
+enters: rows may be reordered, inserted and appended between two runs, and finished ones stay finished.
 """
 
 from __future__ import annotations

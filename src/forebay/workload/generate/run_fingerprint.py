@@ -1,7 +1,7 @@
 """The model, sampling and filters of a run, kept in ``run.json``: all rows of one data set are made with the same ones.
 
-``run.json`` is ``{"schema", "fingerprint", "changes", "checksum"}``. The checksum covers fingerprint and changes, so that damage is
-told from a changed setting.
+``run.json`` is ``{"schema", "fingerprint", "changes", "checksum"}``. The checksum covers fingerprint and changes, so
+that damage is told from a changed setting.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def check_fingerprint(path: Path, now: Mapping[str, Any], *, begun: bool, allow_
     if not allow_change:
         raise RefusedError(
             refusal,
-            fix="continue with the old settings, write to another output, or add --allow-change to mix both in one data set",
+            fix="continue with the old settings, write to another output, "
+            "or add --allow-change to mix both in one data set",
         )
     _write_run(path, now, [*earlier, changes])
     return changes
@@ -92,7 +93,9 @@ def check_asked(path: Path, settings: GenerateSettings, *, begun: bool) -> None:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """The stored fingerprint and changes, for the manifest; both empty when every row was rejected before any was asked."""
+    """The stored fingerprint and changes, for the manifest;
+    both empty when every row was rejected before any was asked.
+    """
     stored = _read_run(path, begun=False)
     if isinstance(stored, str):
         raise RefusedError(stored, fix="add --allow-change to go on without it")

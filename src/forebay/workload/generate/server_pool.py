@@ -1,4 +1,6 @@
-"""The servers of a run, one lane each: filled to its own measured limit, taken out when it dies, put back when it is ready."""
+"""The servers of a run, one lane each: filled to its own measured limit, taken out when it dies,
+put back when it is ready.
+"""
 
 from __future__ import annotations
 

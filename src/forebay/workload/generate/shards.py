@@ -48,7 +48,8 @@ class JsonlShard:
 
 
 class ParquetShard:
-    """Columns ``id``, ``conversations`` (list of role, content, reasoning_content), ``status``, ``finish_reasons``, ``gates``.
+    """Columns ``id``, ``conversations`` (list of role, content, reasoning_content), ``status``, ``finish_reasons``,
+    ``gates``.
 
     The bytes depend on the rows and on pyarrow's version only: row groups have a fixed number of rows.
     """

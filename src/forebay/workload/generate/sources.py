@@ -1,7 +1,7 @@
 """Input files as one stream of raw rows, in an order that never changes: files by name, rows as they lie.
 
-JSONL (also gzip), Parquet, and folders: of such files, or a Hugging Face dataset as ``save_to_disk`` writes it (Arrow files listed in
-``state.json``) or as a repository holds it (``data/*.parquet``). Memory: one batch of 256 rows.
+JSONL (also gzip), Parquet, and folders: of such files, or a Hugging Face dataset as ``save_to_disk`` writes it (Arrow
+files listed in ``state.json``) or as a repository holds it (``data/*.parquet``). Memory: one batch of 256 rows.
 """
 
 from __future__ import annotations

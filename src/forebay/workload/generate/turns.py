@@ -81,8 +81,8 @@ async def ask_turn(
     """Generate the next answer of ``work`` (whose answers are left as they are).
 
     Raises:
-        RequestFailure: the first ask, or a repeated one, brought no answer. A repeated ask that the server refuses for its length
-            is not an error: the answer before it stands, and is set aside.
+        RequestFailure: the first ask, or a repeated one, brought no answer. A repeated ask that the server refuses for
+            its length is not an error: the answer before it stands, and is set aside.
     """
     policy = settings.gates
     max_tokens = settings.sampling.max_tokens

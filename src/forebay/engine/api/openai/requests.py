@@ -104,7 +104,8 @@ def read_chat(data: Any, limits: ModelLimits, template: ChatTemplate | None) -> 
     """A body of /v1/chat/completions, rendered through the model's template.
 
     Raises:
-        ApiError: as for ``read_completion``; also where the model has no template, or the template refuses the messages.
+        ApiError: as for ``read_completion``; also where the model has no template, or the template refuses the
+            messages.
     """
     fields = Fields(data)
     _check_model(fields, limits)
@@ -158,7 +159,8 @@ def _prompts(value: Any, vocab_size: int) -> list[Prompt]:
         ):
             return [Prompt(None, item) for item in value]
     raise ApiError(
-        f"'prompt' must be a text, a list of token ids below {vocab_size}, or a list of up to {_MOST_PROMPTS} of either.",
+        f"'prompt' must be a text, a list of token ids below {vocab_size}, or a list of up to {_MOST_PROMPTS} of "
+        "either.",
         param="prompt",
     )
 

@@ -1,8 +1,9 @@
 """Chat messages to one prompt text, as transformers' ``apply_chat_template`` renders it.
 
-Templates come with checkpoints, so they are untrusted: they run in jinja2's immutable sandbox. Environment, filters and globals
-are those the format expects (Hugging Face documentation, "Chat templates"): trimmed blocks, loop controls, ``tojson`` without HTML
-escapes, ``raise_exception``, ``strftime_now``, and the ``generation`` block, which only marks text for training.
+Templates come with checkpoints, so they are untrusted: they run in jinja2's immutable sandbox. Environment, filters and
+globals are those the format expects (Hugging Face documentation, "Chat templates"): trimmed blocks, loop controls,
+``tojson`` without HTML escapes, ``raise_exception``, ``strftime_now``, and the ``generation`` block, which only marks
+text for training.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
-        """The folder's template: ``chat_template.jinja``, else ``chat_template`` in ``tokenizer_config.json`` (the one named
-        ``default`` of a list); None when there is none."""
+        """The folder's template: ``chat_template.jinja``,
+        else ``chat_template`` in ``tokenizer_config.json`` (the one named ``default`` of a list); None when there is
+        none.
+        """
         settings = _read_json(folder / "tokenizer_config.json")
         source: Any = settings.get("chat_template")
         file = folder / "chat_template.jinja"

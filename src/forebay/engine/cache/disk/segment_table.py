@@ -23,8 +23,8 @@ _OPEN_FILES = 64
 class SegmentTable:
     """The segments of one folder and an index of their pages by content address.
 
-    ``has`` takes no lock. Every other method is called with ``lock`` held, except by the constructor's owner before other
-    threads know the table.
+    ``has`` takes no lock. Every other method is called with ``lock`` held, except by the constructor's owner before
+    other threads know the table.
 
     Args:
         folder: of the segment files.

@@ -3,8 +3,8 @@
 Threads: one writes (``write``), one reads (``read``), the cache's own thread asks (``has``) and clears. Looking an
 address up takes no lock; everything that changes the index does.
 
-Durability: the kernel has a page when ``write`` returns, so a killed server loses only the pages that it was writing. What a
-power cut loses is decided by the fsync policy. Nothing that is read back is used unless its checksum is right.
+Durability: the kernel has a page when ``write`` returns, so a killed server loses only the pages that it was writing.
+What a power cut loses is decided by the fsync policy. Nothing that is read back is used unless its checksum is right.
 """
 
 from __future__ import annotations
@@ -231,7 +231,9 @@ class DiskStore:
             pass
 
     def _retire_current(self) -> None:
-        """Stop appending to the current segment. On a full disk it stays without its index; its records are still found."""
+        """Stop appending to the current segment. On a full disk it stays without its index;
+        its records are still found.
+        """
         current = self._table.appending
         if current is not None and current.entries:
             try:
@@ -245,8 +247,8 @@ class DiskStore:
     def _give_up_segment(self, error: OSError) -> int:
         """Delete the segment used longest ago because the disk is full; returns bytes freed, 0 where that cannot help.
 
-        The current segment is never deleted here. When it is the only one, it is retired, so that a later write that finds
-        the disk still full can replace it.
+        The current segment is never deleted here. When it is the only one, it is retired, so that a later write that
+        finds the disk still full can replace it.
         """
         if error.errno not in _NO_SPACE:
             return 0
@@ -280,8 +282,9 @@ class DiskStore:
     def read(self, pages: Sequence[DiskPage], targets: Sequence[memoryview]) -> list[tuple[int, str]]:
         """Fill ``targets``, in the order of the files; returns (index, why) for pages that are bad.
 
-        A record is read whole: the kernel reads ahead of a file that is read in order. Any other order that was tried (the
-        first layers first, for example) cost more than it hid. A bad page leaves the index; the others are read all the same.
+        A record is read whole: the kernel reads ahead of a file that is read in order. Any other order that was tried
+        (the first layers first, for example) cost more than it hid. A bad page leaves the index; the others are read
+        all the same.
         """
         bad: dict[int, str] = {}
         files = self._locate(pages, bad)
@@ -310,7 +313,9 @@ class DiskStore:
         return ""
 
     def _locate(self, pages: Sequence[DiskPage], bad: dict[int, str]) -> dict[int, tuple[int, int]]:
-        """For each page (a duplicate of the segment's descriptor, offset of the record). The caller closes duplicates."""
+        """For each page (a duplicate of the segment's descriptor, offset of the record).
+        The caller closes duplicates.
+        """
         files: dict[int, tuple[int, int]] = {}
         opened: dict[Segment, int] = {}
         with self._table.lock:

@@ -1,4 +1,6 @@
-"""Downwards: what is backed up from the device to the host and from there to disk, and what goes when room is needed."""
+"""Downwards: what is backed up from the device to the host and from there to disk,
+and what goes when room is needed.
+"""
 
 from __future__ import annotations
 
@@ -372,7 +374,9 @@ class OffloadManager:
         self._accounting.pages["host_evicted"] += 1
 
     def _reading_ended(self, group: int, copy: CachedPage, *, host: bool = False) -> None:
-        """A transfer no longer reads ``copy``; if its turn to go came meanwhile, and nobody took it since, it goes now."""
+        """A transfer no longer reads ``copy``; if its turn to go came meanwhile, and nobody took it since,
+        it goes now.
+        """
         copy.readers -= 1
         if copy.readers or copy.prev is not None or copy.node.slot(group).lock:
             return

@@ -119,7 +119,9 @@ class CachePools:
         return queue
 
     def adopt(self, parent: Node, keys: Sequence[bytes], pages: Sequence[int]) -> list[Node]:
-        """New pages in a row under ``parent``, which has no children: held once, on the device. One layer group only."""
+        """New pages in a row under ``parent``, which has no children: held once, on the device.
+        One layer group only.
+        """
         run = self.tree.row(parent, keys)
         nodes: list[Node] = []
         for key, page in zip(keys, pages):

@@ -17,7 +17,9 @@ _FORMAT = 1
 
 
 def namespace_digest(fingerprint: str, spec: KVSpec) -> bytes:
-    """The cache namespace, which is the address of the empty prefix: the model's weights and dtype, and the shape of a page."""
+    """The cache namespace, which is the address of the empty prefix: the model's weights and dtype,
+    and the shape of a page.
+    """
     return blake2b(f"forebay page {_FORMAT}\n{fingerprint}\n{spec!r}".encode(), digest_size=DIGEST_BYTES).digest()
 
 

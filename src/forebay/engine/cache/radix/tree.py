@@ -1,4 +1,6 @@
-"""The radix tree over pages. A child's key is its page's token bytes, so a step down is one comparison or dict lookup."""
+"""The radix tree over pages. A child's key is its page's token bytes,
+so a step down is one comparison or dict lookup.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ class PageTree:
         return node
 
     def row(self, parent: Node, keys: Sequence[bytes]) -> Edge:
-        """The run that new pages under ``parent``, which has no children, belong to. The caller adds the nodes to it."""
+        """The run that new pages under ``parent``, which has no children, belong to.
+        The caller adds the nodes to it.
+        """
         run = parent.run
         if run is None or run.nodes[-1] is not parent:
             run = Edge(bytearray(), [])
@@ -98,7 +102,9 @@ class PageTree:
         return run
 
     def prune(self, node: Node) -> None:
-        """Remove ``node`` if it has neither copies nor children, then its parents for as long as that is true of them."""
+        """Remove ``node`` if it has neither copies nor children,
+        then its parents for as long as that is true of them.
+        """
         while node.children is None and not (
             node.lock or node.device is not None or node.host is not None or (node.extra and node.has_copies())
         ):

@@ -1,4 +1,6 @@
-"""A short look at how fast the tiers are here, so that ``auto`` has numbers before the first load has given real ones."""
+"""A short look at how fast the tiers are here, so that ``auto`` has numbers before the first load has given real
+ones.
+"""
 
 from __future__ import annotations
 
