@@ -38,7 +38,7 @@ def command(
     """
     from forebay.machine.local import LocalMachine
     from forebay.operation.doctor import Observations
-    from forebay.operation.doctor.reading import read_lines
+    from forebay.operation.doctor.read_log import read_lines
     from forebay.operation.doctor.run_folder import diagnose_named
 
     lines = read_lines(kernel_log) if kernel_log else ()

@@ -34,8 +34,8 @@ def test_rule_ids_are_unique() -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_every_cause_that_a_log_can_show_has_a_rule() -> None:
-    from_records_only = {Cause.FRONT_KILLED, Cause.STOPPED_ON_REQUEST}
+def test_every_cause_that_a_line_can_show_has_a_rule() -> None:
+    from_records_only = {Cause.FRONT_KILLED, Cause.STOPPED_ON_REQUEST, Cause.START_STALLED}
     assert set(Cause) - {rule.cause for rule in RULES} == from_records_only
 
 

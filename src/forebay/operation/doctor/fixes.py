@@ -7,11 +7,13 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
-from forebay.operation.doctor.rule import Found
-from forebay.sizes import GB, GIB, format_binary, format_size
+from forebay.operation.doctor.evidence_base import EventMatch
+from forebay.sizes import format_binary
 
 __all__ = [
+    "by_server",
     "closest_flag",
+    "fill",
     "floor_to",
     "gib",
     "host_pool_size",
@@ -21,23 +23,44 @@ __all__ = [
 ]
 
 
-def say(text: str) -> Callable[[Found], str]:
-    """A fix that needs no arithmetic; ``{group}`` is filled from the match."""
+def say(text: str) -> Callable[[EventMatch], str]:
+    """A fix that needs no arithmetic; ``{field}`` is filled from the event."""
 
-    def fix(found: Found) -> str:
+    def fix(found: EventMatch) -> str:
         return fill(text, found)
 
     return fix
 
 
-def fill(text: str, found: Found) -> str:
-    """Fill ``{group}`` from the match; a group that did not take part becomes ``?``."""
-    groups: dict[str, str] = {}
-    for name, value in found.match.groupdict().items():
-        base = name.rstrip("0123456789")  # alternatives of one pattern are called port, port2, ...
-        if value or base not in groups:
-            groups[base] = (value or "?").strip()
-    return re.sub(r"\{(\w+)\}", lambda m: groups.get(m[1], m[0]), text)
+_OPTIONAL = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")
+_FIELD = re.compile(r"\{(\w+)\}")
+_LOOSE = re.compile(r" ?\((?:\{\w+\}[^()]*)\)|:? ?\{\w+\}(?: (?:GiB|GB|MiB|bytes|tokens|s))?(?=[ .,;:)]|$)")
+
+
+def by_server(*, sglang: str, vllm: str, words: str, embedded: str = "") -> Callable[[EventMatch], str]:
+    """A fix in the flags of the server at hand; ``words`` where the server is not known, or has no such flag."""
+
+    def fix(found: EventMatch) -> str:
+        known = {"sglang": sglang, "vllm": vllm, "embedded": embedded}
+        return fill(known.get(found.base.server) or words, found)
+
+    return fix
+
+
+def fill(text: str, found: EventMatch) -> str:
+    """Fill ``{field}`` from the event.
+
+    What the event does not have is never made up: text in ``[…]`` around a missing field is left out, and so is a missing field
+    that stands alone.
+    """
+    fields = {name: value.strip() for name, value in found.match.groupdict().items() if value}
+
+    def optional(part: re.Match[str]) -> str:
+        return part[1] if all(name in fields for name in _FIELD.findall(part[1])) else ""
+
+    text = _OPTIONAL.sub(optional, text)
+    text = _LOOSE.sub(lambda part: part[0] if all(n in fields for n in _FIELD.findall(part[0])) else "", text)
+    return _FIELD.sub(lambda part: fields.get(part[1], "…"), text)
 
 
 def floor_to(value: float, step: float) -> float:
@@ -50,12 +73,9 @@ def gib(value: float) -> str:
     return format_binary(value)
 
 
-def ranks_of(found: Found) -> int:
-    """How many ranks the log shows: the highest rank seen plus one, or what was asked for; at least 1."""
-    asked = [found.transcript.asked.get(key, "") for key in ("tp_size", "tensor_parallel_size")]
-    counts = [int(text) for text in asked if text.isdigit()]
-    seen = max(found.transcript.ranks, default=0) + 1
-    return max([seen, *counts])
+def ranks_of(found: EventMatch) -> int | None:
+    """The ranks that share a host's memory, as the log states them; None where it does not (they are never guessed)."""
+    return found.base.launch.ranks_per_host
 
 
 def closest_flag(word: str, known: Iterable[str]) -> str | None:
@@ -64,37 +84,32 @@ def closest_flag(word: str, known: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
-_SGLANG_ASIDE_GB = 10 * GIB / GB
+def host_pool_size(asked_gb: float, free_gb: float, ratio: float | None, ranks: int | None) -> str:
+    """What to set so that SGLang's host pool (decimal GB per rank) fits the ``free_gb`` that the message names.
 
-
-def host_pool_size(asked_gb: float, free_gb: float, ratio: float | None, ranks: int) -> str:
-    """What to set so that SGLang's host pool (decimal GB per rank) fits ``free_gb``, which all ranks share.
-
-    SGLang keeps 10 GiB aside; older versions print what is free before that, so a refused pool can look smaller than
-    it.
+    SGLang keeps 10 GiB aside and names what is left. Versions since 0.5.15 name one rank's share of it (``host_memory_budget_bytes``
+    divides by the ranks of the host), older ones what all ranks of the host share.
     """
-    room = free_gb - _SGLANG_ASIDE_GB if asked_gb <= free_gb else free_gb
-    fits = max(room, 0.0) * 0.9 / max(ranks, 1)
-    total = f" (x {ranks} ranks = {format_size(asked_gb * ranks * GB)} in total)" if ranks > 1 else ""
-    if fits >= 1:
+    fits = max(free_gb, 0.0) * 0.9
+    if fits < 1:
         return (
-            f"set --hicache-size {floor_to(fits, 1):g} or less: it is decimal GB per rank; {asked_gb:g} GB per rank "
-            "was "
-            f"asked for{total} and {free_gb:g} GB is free"
+            f"leave the host tier off, or free host memory: {asked_gb:g} GB per rank was asked for and {free_gb:g} GB is free after "
+            "the 10 GiB that SGLang keeps aside; reserved huge pages do not count as free"
         )
-    scaled = floor_to((ratio or 2.0) * fits / asked_gb, 0.01)
+    shared = ""
+    if ranks is None or ranks > 1:
+        share = f" ({floor_to(fits / ranks, 1):g})" if ranks and fits / ranks >= 1 else ""
+        shared = (
+            f"; where all ranks of the host share the {free_gb:g} GB (older versions), that divided by the ranks{share}"
+        )
+    scaled = floor_to(ratio * fits / asked_gb, 0.01) if ratio and asked_gb else 0.0
+    by_ratio = f" (or --hicache-ratio {scaled:g})" if scaled else ""
     return (
-        f"set --hicache-ratio {scaled:g} or less, or free host memory: {asked_gb:g} GB per rank was asked for{total} "
-        "and "
-        f"{free_gb:g} GB is free"
+        f"set --hicache-size {floor_to(fits, 1):g}{by_ratio} or less: it is decimal GB per rank{shared}. {asked_gb:g} GB per rank was "
+        f"asked for and {free_gb:g} GB is free after the 10 GiB that SGLang keeps aside; reserved huge pages do not count as free"
     )
 
 
 def utilization_that_fits(free: float, total: float) -> float:
     """The largest --gpu-memory-utilization that the free memory allows, in steps of 0.01."""
     return floor_to(free / total, 0.01) if total else 0.0
-
-
-def size_in_gib(value: float) -> float:
-    """Bytes to GiB."""
-    return value / GIB

@@ -1,18 +1,27 @@
-"""The doctor's words: what it is given, and what it answers."""
+"""The records that the doctor is given (Observations) and that it answers with (Diagnosis)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from forebay.causes import docs_anchor
 
-__all__ = ["SCHEMA", "Diagnosis", "Evidence", "Observations", "RuledOut"]
+__all__ = ["SCHEMA", "Confidence", "Diagnosis", "Evidence", "Observations", "RuledOut"]
 
 SCHEMA = 1
 
 _OOM = re.compile(r"out of memory|oom[-_](?:kill|reaper)", re.IGNORECASE)
+
+
+class Confidence(StrEnum):
+    """How sure an answer is; ``make doctor-score`` measures how often each is right (docs/causes.md)."""
+
+    CERTAIN = "certain"
+    LIKELY = "likely"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,11 @@ class Diagnosis:
         cause: a ``forebay.causes.Cause`` value; None when nothing is wrong.
         meaning: what happened, in one sentence.
         fix: what to change, with the value to try.
-        others: further causes found; each is true as well, and not merely fallout of ``cause``.
+        confidence: how sure ``cause`` is.
+        stage: where the start was when it failed, in words; empty where the log does not show it.
+        rank: the rank whose line the answer rests on; None where the line does not say.
+        others: further causes found; each is true as well, and not merely a consequence of ``cause``.
+        runner_up: the next likely cause, and why it was not chosen.
     """
 
     server: str
@@ -100,7 +113,11 @@ class Diagnosis:
     meaning: str
     fix: str | None
     evidence: tuple[Evidence, ...] = ()
+    confidence: Confidence = Confidence.UNKNOWN
+    stage: str = ""
+    rank: int | None = None
     others: tuple[str, ...] = ()
+    runner_up: RuledOut | None = None
     ruled_out: tuple[RuledOut, ...] = ()
 
     def as_json(self) -> dict[str, object]:
@@ -114,6 +131,10 @@ class Diagnosis:
             "meaning": self.meaning,
             "fix": self.fix,
             "evidence": [{"source": item.source, "line": item.line, "text": item.text} for item in self.evidence],
+            "confidence": self.confidence.value,
+            "stage": self.stage or None,
+            "rank": self.rank,
             "others": list(self.others),
+            "runner_up": {"cause": self.runner_up.cause, "why": self.runner_up.why} if self.runner_up else None,
             "ruled_out": [{"cause": item.cause, "why": item.why} for item in self.ruled_out],
         }

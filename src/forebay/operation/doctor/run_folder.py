@@ -10,8 +10,8 @@ from forebay.machine.interface import Machine
 from forebay.machine.kernel_log import read_kernel_log
 from forebay.machine.memory import memory_events
 from forebay.machine.processes import is_running, read_process, uptime_s
-from forebay.operation.doctor.choose import diagnose
-from forebay.operation.doctor.reading import SourceLog, read_file
+from forebay.operation.doctor.diagnose import diagnose
+from forebay.operation.doctor.read_log import SourceLog, read_file
 from forebay.operation.doctor.records import Diagnosis, Observations
 from forebay.runs.run_record import Run, RunRecord, all_runs, find_run
 

@@ -5,10 +5,10 @@ what was lost when.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from forebay.operation.doctor.reading import Kept, SourceLog
+from forebay.operation.doctor.read_log import Kept, SourceLog
 from forebay.operation.doctor.records import Evidence, Observations
 from forebay.servers.log_patterns import EffectiveSetting, LogLine, Stage, StageTracker, asked_settings, detect_server
 from forebay.servers.log_patterns.common import EXCEPTION, TRACEBACK
@@ -44,6 +44,7 @@ class TranscriptLine:
         block: number of the traceback or error report it belongs to, or -1.
         error: it stands where errors stand (``Where.ERROR``); frame: it is a frame of a traceback (``Where.STACK``).
         fatal: it belongs to a report after which the server was lost.
+        stage: the furthest stage that its rank (where the line does not name one: any rank) had shown.
     """
 
     line: LogLine
@@ -53,6 +54,7 @@ class TranscriptLine:
     error: bool = False
     frame: bool = False
     fatal: bool = False
+    stage: Stage | None = None
 
 
 @dataclass(slots=True)
@@ -199,6 +201,7 @@ def _add_source(
             if transcript.fatal is None:
                 transcript.fatal = index
         event = tracker.feed_parsed(line)
+        entry.stage = tracker.stage_of_rank(line.rank)
         if event is not None and not event.error:
             transcript.advances.append((index, line.rank))
             says_up = event.stage is Stage.SERVING and (line.dialect != "embedded" or line.text.startswith("ready"))
@@ -208,18 +211,7 @@ def _add_source(
 
 
 def _with_time(line: LogLine, time_s: float) -> LogLine:
-    return LogLine(
-        line.number,
-        line.text,
-        line.full,
-        line.process,
-        line.name,
-        line.rank,
-        line.level,
-        time_s,
-        line.origin,
-        line.dialect,
-    )
+    return replace(line, time_s=time_s)
 
 
 def _mark_of(line: LogLine, marks: list[ErrorMark]) -> ErrorMark | None:
@@ -332,8 +324,3 @@ def _read_settings(transcript: Transcript, grammars: list[Grammar], line: LogLin
                 transcript.settings[setting.name] = setting
     if line.text.startswith(("server_args=", "non-default args")):
         transcript.asked.update(asked_settings(line))
-
-
-def own_lines(transcript: Transcript) -> Iterator[LogLine]:
-    """All kept lines."""
-    return (entry.line for entry in transcript.entries)

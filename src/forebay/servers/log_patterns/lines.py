@@ -20,12 +20,15 @@ _MAX_WORD = 1_024  # a line without a blank for so long is no message
 _DUMPS = ("server_args=", "non-default args", "Initializing a")
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_BLANKS = re.compile(r"[ \t\xa0]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 # What carries a line: tried from the left until none fits.
 _CARRIERS = (
     re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:stdout|stderr) [FP] "),  # CRI
-    re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+"),  # docker -t, kubectl
+    re.compile(
+        r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)[ \t]"
+    ),  # docker -t, kubectl
     re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w.@/-]+(?:\[\d+\])?: "),  # journald, syslog
     re.compile(r"\[pod/[\w./-]+\] "),  # kubectl logs --prefix
     re.compile(r"[A-Za-z0-9][\w.-]*\s*\| (?!\d+/\d+ \[)"),  # docker compose
@@ -74,7 +77,7 @@ class LogLine:
 
     Attributes:
         number: line of the file, counted on LF, from 1.
-        text: what was said, without prefixes and colours.
+        text: what was said, without prefixes and colours; runs of blanks are one blank, the indentation stays.
         full: the whole line without colours, for showing.
         process: ``front``, ``engine`` or ``worker``; empty where the line does not say.
         name: the process as the log names it (``Worker_TP1``), or empty.
@@ -176,8 +179,16 @@ def _strip_carriers(text: str) -> tuple[str, int | None]:
     return text, rank
 
 
+def _single_blanks(text: str) -> str:
+    """Each run of blanks as one, behind the indentation: tables match a message however its words are spaced."""
+    if "  " not in text and "\t" not in text and "\xa0" not in text:
+        return text
+    indentation = text[: len(text) - len(text.lstrip(" \t"))]
+    return indentation + _BLANKS.sub(" ", text[len(indentation) :])
+
+
 def _embedded(number: int, shown: str, found: re.Match[str]) -> LogLine:
-    text = shown[found.end() :]
+    text = _single_blanks(shown[found.end() :])
     rank = re.search(r" rank=(\d+)", text)
     return LogLine(
         number=number,
@@ -221,7 +232,7 @@ def _server_prefix(number: int, shown: str, text: str, rank: int | None) -> LogL
             break
     if len(text) > _MAX_TEXT and not text.startswith(_DUMPS):
         text = text[:_MAX_TEXT]
-    return LogLine(number, text, shown, process, name, rank, level, time_s, origin, dialect)
+    return LogLine(number, _single_blanks(text), shown, process, name, rank, level, time_s, origin, dialect)
 
 
 _STAMPS = (

@@ -48,6 +48,10 @@ class StageTracker:
         self.port_lost = False
         """The port could not be taken: nothing this log says about serving is true."""
 
+    def stage_of_rank(self, rank: int | None) -> Stage:
+        """The stage that ``rank`` showed last; where it is not known, the furthest of all."""
+        return self._rank_stage.get(rank, self.stage) if rank is not None else self.stage
+
     def feed(self, line: str) -> StageEvent | None:
         """Read one line of the file, with or without its newline.
 

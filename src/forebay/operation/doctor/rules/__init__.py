@@ -1,4 +1,4 @@
-"""The doctor's rules, as data, by subject. The order matters only between equals."""
+"""The doctor's rules, as data, by subject. Of rules that start from the same line the one listed first is chosen."""
 
 from forebay.operation.doctor.rule import Rule
 from forebay.operation.doctor.rules import (
@@ -10,6 +10,7 @@ from forebay.operation.doctor.rules import (
     gpus,
     host_memory,
     network,
+    pinning,
     settings,
     shared_memory,
 )
@@ -18,9 +19,10 @@ __all__ = ["RULES"]
 
 RULES: tuple[Rule, ...] = (
     *host_memory.RULES,
+    *pinning.RULES,
     *shared_memory.RULES,
-    *device_memory.RULES,
     *gpus.RULES,
+    *device_memory.RULES,
     *flags.RULES,
     *settings.RULES,
     *files.RULES,

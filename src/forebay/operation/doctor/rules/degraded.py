@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 from forebay.causes import Cause
+from forebay.operation.doctor.evidence_base import EventMatch
 from forebay.operation.doctor.fixes import floor_to, ranks_of, say
-from forebay.operation.doctor.rule import Found, Kind, Need, Rule, Where, pattern
+from forebay.operation.doctor.patterns import pattern
+from forebay.operation.doctor.rule import Kind, Requirement, Rule
 from forebay.sizes import format_binary, format_size
 
 __all__ = ["RULES"]
@@ -20,9 +22,9 @@ _STATS = re.compile(
 )
 
 
-def starved(found: Found) -> bool:
+def starved(found: EventMatch) -> bool:
     """All of the last statistics lines: requests wait, none runs, no token moves."""
-    lines = found.transcript.sources[found.source].stats
+    lines = found.base.transcript.sources[found.source].stats
     readings = [_STATS.search(line.text) for line in lines]
     return bool(readings) and all(
         reading is not None
@@ -33,30 +35,32 @@ def starved(found: Found) -> bool:
     )
 
 
-def _host_tokens(found: Found) -> int:
+def _host_tokens(found: EventMatch) -> int:
     return int(found.number("host") or 0)
 
 
-def _device_tokens(found: Found) -> int | None:
+def _device_tokens(found: EventMatch) -> int | None:
     """The device pool of the same rank: the largest statement of it (a hybrid model prints one per group)."""
-    return found.transcript.bytes_setting("device_pool_tokens") or found.transcript.bytes_setting("kv_cache_tokens")
+    return found.base.transcript.bytes_setting("device_pool_tokens") or found.base.transcript.bytes_setting(
+        "kv_cache_tokens"
+    )
 
 
-def _host_smaller(found: Found) -> bool:
+def _host_smaller(found: EventMatch) -> bool:
     device, host = _device_tokens(found), _host_tokens(found)
     if device is not None:
         return host < device
     return _split_budget(found)
 
 
-def _split_budget(found: Found) -> bool:
+def _split_budget(found: EventMatch) -> bool:
     """No device pool in this log. A hybrid model's --hicache-size is split over KV, state and index pools, draft layers included,
     which is how a budget that looks ample ends up below the device pool."""
-    hybrid = found.transcript.search(pattern(r"Tree cache initialized: .*hybrid_ssm=True"))
+    hybrid = found.base.transcript.search(pattern(r"Tree cache initialized: .*hybrid_ssm=True"))
     return hybrid is not None and "packed MTP" in found.line.text
 
 
-def _host_fix(found: Found) -> str:
+def _host_fix(found: EventMatch) -> str:
     device, host, size = _device_tokens(found), _host_tokens(found), found.number("gb") or 0.0
     if device is None or not host:
         return (
@@ -66,13 +70,13 @@ def _host_fix(found: Found) -> str:
     wanted = size * 2 * device / host
     return (
         f"the host pool ({host} tokens) is smaller than the device pool ({device}): set --hicache-size {floor_to(wanted + 1, 1):g} (GB per rank; "
-        f"x {ranks_of(found)} ranks) for twice the device pool, or leave the tier off"
+        f"{f'x {ranks_of(found)} ranks' if ranks_of(found) else 'times the ranks of a host'}) for twice the device pool, or leave the tier off"
     )
 
 
-def _misread(found: Found) -> bool:
+def _misread(found: EventMatch) -> bool:
     """The pool's bytes divided by the printed tokens is no whole number of layers of this cache format."""
-    size, tokens = found.transcript.bytes_setting("device_pool_bytes"), found.number("tokens")
+    size, tokens = found.base.transcript.bytes_setting("device_pool_bytes"), found.number("tokens")
     if not size or not tokens:
         return False
     per_token = size / tokens
@@ -83,41 +87,41 @@ def _misread(found: Found) -> bool:
     return True
 
 
-def _misread_fix(found: Found) -> str:
-    size, tokens = found.transcript.bytes_setting("device_pool_bytes") or 0, int(found.number("tokens") or 0)
+def _misread_fix(found: EventMatch) -> str:
+    size, tokens = found.base.transcript.bytes_setting("device_pool_bytes") or 0, int(found.number("tokens") or 0)
     return (
         f"do not plan from it: {format_binary(size)} / {tokens:,} tokens = {size / max(tokens, 1) / 1024:.1f} KiB is not the cost of a token of this hybrid "
         "cache; the figure is concurrency x max_model_len. Count with `forebay plan`, or with the number of blocks"
     )
 
 
-def _collapsed(found: Found) -> bool:
+def _collapsed(found: EventMatch) -> bool:
     tokens, context = found.number("tokens"), found.number("context")
     if not tokens:
         return False
-    asked = found.transcript.asked.get("max_total_tokens", "")
+    asked = found.base.launch.asked.get("max_total_tokens", "")
     if asked.isdigit() and int(asked) <= tokens * 1.1:
         return False  # it is as small as it was asked to be
     return tokens < 1024 or bool(context and tokens * 12 < context)
 
 
-def _collapsed_fix(found: Found) -> str:
+def _collapsed_fix(found: EventMatch) -> str:
     tokens, context = int(found.number("tokens") or 0), found.number("context")
     need = f"; one full request needs {int(context)}" if context else ""
     return f"the pool holds {tokens} tokens{need}: raise --mem-fraction-static, lower the context length, or free the GPU of other processes"
 
 
-def _metric(found: Found, name: str) -> float:
+def _metric(found: EventMatch, name: str) -> float:
     total = 0.0
     wanted = pattern(rf"^{name}(?:\{{[^}}]*\}})? (?P<n>[\d.eE+]+)$")
-    for entry in found.transcript.entries:
+    for entry in found.base.transcript.entries:
         match = wanted.search(entry.line.text)
         if match:
             total += float(match["n"])
     return total
 
 
-def _never_read(found: Found) -> bool:
+def _never_read(found: EventMatch) -> bool:
     """Backed up and evicted many tokens, loaded back none."""
     backed = _metric(found, "sglang:hicache_backup_tokens_total")
     evicted = _metric(found, "sglang:evicted_tokens_total")
@@ -130,13 +134,12 @@ RULES = (
     Rule(
         "vllm_starved",
         Cause.ENGINE_HUNG,
-        _STATS,
+        "vllm_starved",
         "{waiting} requests wait, none runs and no token moves, while the front goes on answering 200: the engine hangs.",
         say(
             "ask for one token with a timeout to be sure (`forebay wait URL`), look at the engine (`py-spy dump`), then restart it: /health stays 200 while the engine hangs"
         ),
         kind=Kind.DEGRADED,
-        where=Where.ANY,
         servers=VLLM,
         check=starved,
         cases=("vllm-project_vllm_39863",),
@@ -144,50 +147,42 @@ RULES = (
     Rule(
         "health_stall",
         Cause.HEALTH_STALL,
-        pattern(
-            r"Health check failed\. Server couldn't get a response from detokenizer for last (?P<seconds>\d+) seconds(?:\. tic start time: (?P<tic>\d+:\d+:\d+))?(?:.*last_heartbeat time: (?P<beat>\d+:\d+:\d+))?"
-        ),
+        "health_stall",
         "No token came back for {seconds} s: the scheduler hangs, or one prefill takes longer than the health check waits.",
         lambda found: _stall_fix(found),
         kind=Kind.DEGRADED,
-        where=Where.ANY,
         servers=SGLANG,
         cases=("sgl-project_sglang_10856",),
     ),
     Rule(
         "not_on_decode",
         Cause.HICACHE_NOT_ON_DECODE,
-        pattern(r"KV cache is forced as chunk cache for decode server"),
+        "not_on_decode",
         "On a decode leg the radix cache is forced off: the host pool is allocated and never used.",
         lambda found: _decode_fix(found),
         kind=Kind.DEGRADED,
-        where=Where.ANY,
         servers=SGLANG,
-        needs=(Need(pattern(r"hierarchical KV host pool|host memory for hierarchical|hicache_attached=True")),),
+        needs=(Requirement("host_pool_seen"),),
         cases=("index_66854815458",),
     ),
     Rule(
         "host_smaller_said",
         Cause.HOST_POOL_SMALLER_THAN_DEVICE,
-        pattern(
-            r"host (?:KV )?pool \((?P<host>\d+) tokens\) is smaller than the device pool \((?P<device>\d+) tokens\)"
-        ),
+        "host_smaller_said",
         "The host pool ({host} tokens) is smaller than the device pool ({device} tokens): it holds little that the device does not.",
         lambda found: (
             f"raise --hicache-ratio to 2 or more, or --hicache-size until the host pool holds {2 * int(found.number('device') or 0)} tokens, or leave the tier off"
         ),
         kind=Kind.DEGRADED,
-        where=Where.ANY,
         servers=SGLANG,
     ),
     Rule(
         "host_smaller",
         Cause.HOST_POOL_SMALLER_THAN_DEVICE,
-        pattern(r"^Allocating \w* ?hierarchical KV host pool: (?P<host>\d+) tokens, (?P<gb>[\d.]+) GB host memory"),
+        "host_smaller",
         "The host pool ({host} tokens, {gb} GB a rank) does not outgrow the device pool.",
         _host_fix,
         kind=Kind.DEGRADED,
-        where=Where.ANY,
         servers=SGLANG,
         check=_host_smaller,
         cases=("index_69732802710",),
@@ -195,44 +190,41 @@ RULES = (
     Rule(
         "report_misread",
         Cause.KV_REPORT_MISREAD,
-        pattern(r"KV cache size: (?P<tokens>[\d,]+) tokens"),
+        "report_misread",
         "The printed number of tokens is derived for a cache of unequal layers; it is not what the pool can hold.",
         _misread_fix,
         kind=Kind.DEGRADED,
-        where=Where.ANY,
         servers=VLLM,
-        needs=(Need(pattern(r"fp8_ds_mla KV cache format")),),
+        needs=(Requirement("fp8_ds_mla_format"),),
         check=_misread,
         cases=("vllm-project_vllm_51041",),
     ),
     Rule(
         "pool_collapsed",
         Cause.KV_POOL_COLLAPSED,
-        pattern(r"^max_total_num_tokens=(?P<tokens>\d+),(?:.*\bcontext_len=(?P<context>\d+))?"),
+        "pool_collapsed",
         "The device pool holds only {tokens} tokens.",
         _collapsed_fix,
         kind=Kind.DEGRADED,
-        where=Where.ANY,
         servers=SGLANG,
         check=_collapsed,
     ),
     Rule(
         "write_only",
         Cause.HICACHE_WRITE_ONLY,
-        pattern(r"^sglang:hicache_backup_tokens_total(?:\{[^}]*\})? (?P<tokens>[\d.eE+]+)$"),
+        "write_only",
         "The host tier is written ({tokens} tokens) and never read: evicted prefixes are computed again.",
         say(
             "check with `forebay verify`; try --hicache-write-policy write_back; hybrid (linear-attention) models need a version whose state is restored too"
         ),
         kind=Kind.DEGRADED,
-        where=Where.ANY,
         servers=SGLANG,
         check=_never_read,
     ),
 )
 
 
-def _stall_fix(found: Found) -> str:
+def _stall_fix(found: EventMatch) -> str:
     gap = ""
     tic, beat = found.text("tic"), found.text("beat")
     if tic and beat:
@@ -249,7 +241,7 @@ def _clock(text: str) -> int:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def _decode_fix(found: Found) -> str:
-    size = found.transcript.bytes_setting("host_pool_bytes")
+def _decode_fix(found: EventMatch) -> str:
+    size = found.base.transcript.bytes_setting("host_pool_bytes")
     held = f" ({format_size(size)} a rank held for nothing)" if size else ""
     return f"drop --enable-hierarchical-cache on the decode leg{held}; keep it on prefill"

@@ -3,55 +3,36 @@
 from __future__ import annotations
 
 from forebay.causes import Cause
-from forebay.operation.doctor.fixes import floor_to, ranks_of, say
-from forebay.operation.doctor.rule import Found, Need, Priority, Rule, pattern
-from forebay.servers.log_patterns import Stage
+from forebay.operation.doctor.activities import ProcessActivity
+from forebay.operation.doctor.evidence_base import EventMatch
+from forebay.operation.doctor.fixes import by_server, floor_to
+from forebay.operation.doctor.patterns import pattern
+from forebay.operation.doctor.records import Confidence
+from forebay.operation.doctor.rule import Priority, Requirement, Rule
 
-__all__ = ["OOM", "RULES", "TRIED", "WEIGHTS"]
+__all__ = ["RULES"]
 
 SGLANG = ("sglang",)
 VLLM = ("vllm",)
-OOM = (
-    r"(?:(?:CUDA|HIP|NPU|XPU|MUSA) out of memory|OutOfMemoryError|(?:CUDA|HIP) error: out of memory|"
-    r"(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)|CUBLAS_STATUS_ALLOC_FAILED)"
-)
-TRIED = r"(?:.*?Tried to allocate (?P<tried>[\d.]+) (?P<unit>[KMG]iB))?(?:.*?total capacity of (?P<total>[\d.]+) GiB)?(?:.*?of which (?P<free>[\d.]+) (?P<free_unit>[KMG]iB) is free)?"
-_CAPTURE = pattern(
-    r"[Cc]aptur(?:e|ing)\b.*(?:[Gg]raph|batches|num tokens)|cuda_?graph|CudaGraph|cudagraph|capture_model|capture_one_batch",
-    ignore_case=False,
-)
-_POOL = pattern(
-    r"memory_pool\.py|_allocate_kv_cache|allocate_kv_cache|init_memory_pool|TokenToKVPool|_create_buffers|initialize_kv_cache|_allocate_gpu_cache|cache_engine\.py"
-)
-WEIGHTS = pattern(
-    r"load_model|model_loader|weight_loader|weight_utils|initialize_model|create_weights|process_weights_after_loading|load_weights"
-)
-_WORKSPACE = pattern(
-    r"workspace|deep_?ep\b.*[Bb]uffer|\bBuffer\(|aiter|symm_mem|custom_all_reduce|NVSHMEM|nvshmem", ignore_case=False
-)
-_MODEL_LEN = (
-    r"To serve at least one request with the models?'s max(?:imum)? seq(?:uence)? len(?:gth)? \((?P<length>[\d,]+)\)"
-    r"(?:, \(?(?P<needed>[\d.]+) ?GiB KV cache is needed)?(?:.*?available(?: KV cache memory)? ?\(?(?P<available>[\d.]+) ?GiB)?"
-    r"(?:.*?estimated maximum model length is (?P<estimate>[\d,]+))?"
-)
 
 
-def _fraction_fix(found: Found) -> str:
+def _fraction_fix(found: EventMatch) -> str:
     wanted = found.number("minimum") or found.number("above")
     current = found.number("current")
+    ranks = found.base.launch.number("tp_size")
     if wanted is None:
         return "raise --mem-fraction-static in steps of 0.02, or use more ranks"
     value = floor_to(wanted + 0.02, 0.001)
     if wanted >= 0.97:
         return (
-            f"the weights need more than {wanted:.4g} of each GPU: use more ranks (--tp-size {2 * ranks_of(found)}) or a smaller "
+            f"the weights need more than {wanted:.4g} of each GPU: use more ranks{f' (--tp-size {2 * ranks})' if ranks else ''} or a smaller "
             "quantization; no fraction leaves room for the KV pool and graphs"
         )
     now = f" (now {current:g})" if current is not None else ""
     return f"set --mem-fraction-static {value:g} or a little more{now}: the weights alone take {wanted:.4g}; or use more ranks"
 
 
-def _old_fraction_fix(found: Found) -> str:
+def _old_fraction_fix(found: EventMatch) -> str:
     needed = _weights_fraction(found)
     if needed is not None:
         return f"the weights take {needed:.3f} of the memory that was free: set --mem-fraction-static {floor_to(needed + 0.03, 0.01):g}"
@@ -61,10 +42,10 @@ def _old_fraction_fix(found: Found) -> str:
     )
 
 
-def _weights_fraction(found: Found) -> float | None:
+def _weights_fraction(found: EventMatch) -> float | None:
     """Share of the free memory that the weights took, from `Load weight begin/end … avail mem=, mem usage=`."""
     begin = end = None
-    for entry in found.transcript.entries:
+    for entry in found.base.transcript.entries:
         text = entry.line.text
         match = pattern(
             r"^Load weight (?P<what>begin|end)\b.*avail mem=(?P<gb>[\d.]+) GB(?:, mem usage=(?P<used>[\d.]+))?"
@@ -78,7 +59,7 @@ def _weights_fraction(found: Found) -> float | None:
     return 1 - end / begin if begin and end is not None else None
 
 
-def _kv_length_fix(found: Found) -> str:
+def _kv_length_fix(found: EventMatch) -> str:
     estimated = found.number("estimate")
     needed, available, asked = found.number("needed"), found.number("available"), found.number("length")
     parts = []
@@ -97,66 +78,63 @@ def _kv_length_fix(found: Found) -> str:
     return ", ".join(parts)
 
 
-def _capturing(found: Found) -> bool:
-    """The stack, the message, or the stage is the capture of graphs."""
-    block = found.transcript.block_of(found.index)
-    stage = found.transcript.stages.get(found.source)
-    return found.transcript.search(_CAPTURE, block) is not None or stage is Stage.CAPTURING
-
-
-def _graph_fix(found: Found) -> str:
-    fraction = found.transcript.asked.get("mem_fraction_static") or found.transcript.asked.get("gpu_memory_utilization")
+def _graph_fix(found: EventMatch) -> str:
     tried = found.text("tried")
     need = f"the capture asked for {tried} {found.text('unit')} more; " if tried else ""
-    try:
-        lower = f"{floor_to(float(fraction or '') - 0.05, 0.01):g}"
-    except ValueError:
-        lower = "0.05 lower"
-    if found.transcript.server == "vllm":
+    if found.base.server == "vllm":
         return (
-            f"{need}set --gpu-memory-utilization {lower}, capture fewer sizes (--max-num-seqs), or use --enforce-eager"
+            f"{need}lower --gpu-memory-utilization{_less(found, 'gpu_memory_utilization')}, capture fewer sizes (--max-num-seqs), "
+            "or use --enforce-eager"
         )
-    return f"{need}set --mem-fraction-static {lower}, or capture fewer sizes: --cuda-graph-max-bs 16; graphs live outside the static pool"
+    if found.base.server == "sglang":
+        return (
+            f"{need}lower --mem-fraction-static{_less(found, 'mem_fraction_static')}, or capture fewer sizes (--cuda-graph-max-bs 16): "
+            "graphs live outside the static pool"
+        )
+    return f"{need}make the KV pool smaller, or capture fewer graphs"
 
 
-def _runtime_fix(found: Found) -> str:
-    if found.transcript.server == "vllm":
-        return "lower --max-num-seqs and --max-num-batched-tokens, or --gpu-memory-utilization by 0.05"
-    return "lower --mem-fraction-static by 0.05, --chunked-prefill-size to 2048, or --max-running-requests"
+def _less(found: EventMatch, flag: str) -> str:
+    """`` from 0.9 to 0.85`` where the log says what was asked for, else `` by 0.05``."""
+    now = found.base.launch.decimal(flag)
+    return f" from {now:g} to {floor_to(now - 0.05, 0.01):g}" if now and 0.1 < now <= 1 else " by 0.05"
 
 
-def _mamba_fix(found: Found) -> str:
+def _runtime_fix(found: EventMatch) -> str:
+    if found.base.server == "vllm":
+        less = _less(found, "gpu_memory_utilization")
+        return f"lower --max-num-seqs and --max-num-batched-tokens, or --gpu-memory-utilization{less}"
+    if found.base.server == "sglang":
+        less = _less(found, "mem_fraction_static")
+        return f"lower --mem-fraction-static{less}, --chunked-prefill-size to 2048, or --max-running-requests"
+    return "make the KV pool smaller, or run fewer and smaller batches"
+
+
+def _mamba_fix(found: EventMatch) -> str:
     blocks = found.number("blocks")
     if blocks:
         return f"set --max-num-seqs {int(blocks)} or less, or give the KV cache more memory"
     return "lower --max-running-requests (or --max-num-seqs), or raise the memory fraction"
 
 
-def _no_cache_fix(found: Found) -> str:
-    fraction = found.transcript.asked.get("gpu_memory_utilization", "")
+def _no_cache_fix(found: EventMatch) -> str:
+    fraction = found.base.launch.asked.get("gpu_memory_utilization", "")
     now = f" (now {fraction})" if fraction else ""
     return f"weights and activations use up the budget: raise --gpu-memory-utilization{now}, use more ranks, lower --max-num-batched-tokens, or quantize"
 
 
-def _hybrid_fix(found: Found) -> str:
+def _hybrid_fix(found: EventMatch) -> str:
     return (
         "the connector turned the hybrid KV manager off, so every layer is counted as full attention: use a connector that supports it, "
         "pass --no-disable-hybrid-kv-cache-manager where yours does, or drop --kv-transfer-config"
     )
 
 
-def _capturing_block(found: Found) -> bool:
-    return found.transcript.search(_CAPTURE, found.transcript.block_of(found.index)) is not None
-
-
 RULES = (
     Rule(
         "sglang_weights",
         Cause.WEIGHTS_EXCEED_STATIC,
-        pattern(
-            r"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=(?P<current>[\d.]+)\."
-            r"(?: Raise --mem-fraction-static above (?P<above>[\d.]+))?(?:.*minimum viable = [^=]*= (?P<minimum>[\d.]+?)\))?"
-        ),
+        "sglang_weights",
         "At --mem-fraction-static={current} the weights leave nothing for the KV cache.",
         _fraction_fix,
         servers=SGLANG,
@@ -165,7 +143,7 @@ RULES = (
     Rule(
         "sglang_no_memory_weights",
         Cause.WEIGHTS_EXCEED_STATIC,
-        pattern(r"Not enough memory\. Please try to increase --mem-fraction-static\b"),
+        "sglang_static_memory_short",
         "The static fraction is below what the weights take.",
         _old_fraction_fix,
         servers=SGLANG,
@@ -174,7 +152,7 @@ RULES = (
     Rule(
         "sglang_no_window",
         Cause.NO_WINDOW,
-        pattern(r"Not enough memory\. Please try to increase --mem-fraction-static\b"),
+        "sglang_static_memory_short",
         "Weights fill the static fraction; a larger one leaves too little for graphs and activations, so the window between the two is "
         "empty or nearly so.",
         _old_fraction_fix,
@@ -185,7 +163,7 @@ RULES = (
     Rule(
         "sglang_swa_no_room",
         Cause.WEIGHTS_EXCEED_STATIC,
-        pattern(r"leaves no room for the full KV pool|byte budget \d+ cannot fit ONE worst-case request"),
+        "sglang_swa_no_room",
         "The memory left for the KV pools holds not one request.",
         _runtime_fix,
         servers=SGLANG,
@@ -193,7 +171,7 @@ RULES = (
     Rule(
         "vllm_no_cache_blocks",
         Cause.WEIGHTS_EXCEED_STATIC,
-        pattern(r"No available memory for the cache blocks|Cannot auto-fit max_model_len: not enough GPU memory"),
+        "vllm_no_cache_blocks",
         "Weights and activations leave nothing of the memory budget for the KV cache.",
         _no_cache_fix,
         servers=VLLM,
@@ -201,26 +179,18 @@ RULES = (
     Rule(
         "hma_disabled",
         Cause.HMA_DISABLED,
-        pattern(_MODEL_LEN),
+        "kv_cache_below_one_request",
         "The hybrid KV manager is off, so all layers were sized as full attention: {needed} GiB for one request.",
         _hybrid_fix,
         servers=VLLM,
-        needs=(
-            Need(
-                pattern(
-                    r"(?:Turning off hybrid kv cache manager|Hybrid KV cache manager is disabled)", ignore_case=True
-                )
-            ),
-        ),
+        needs=(Requirement("hybrid_manager_off"),),
         rules_out=((Cause.CTX_TOO_LONG_FOR_KV, "the length would fit with the hybrid manager on"),),
         cases=("vllm-project_vllm_41830",),
     ),
     Rule(
         "hma_required",
         Cause.HMA_DISABLED,
-        pattern(
-            r"(?:requires?|needs?) (?:the )?(?:HMA|[Hh]ybrid KV cache manager)|[Hh]ybrid KV cache manager (?:was explicitly enabled but is not|is not) supported|Hybrid KV cache manager is disabled but failed to convert"
-        ),
+        "hma_required",
         "The model needs the hybrid KV manager, and a setting turned it off.",
         _hybrid_fix,
         servers=VLLM,
@@ -228,17 +198,11 @@ RULES = (
     Rule(
         "vllm_length",
         Cause.CTX_TOO_LONG_FOR_KV,
-        pattern(_MODEL_LEN),
+        "kv_cache_below_one_request",
         "One request of {length} tokens needs {needed} GiB of KV cache; {available} GiB is there.",
         _kv_length_fix,
         servers=VLLM,
-        excludes=(
-            Need(
-                pattern(
-                    r"(?:Turning off hybrid kv cache manager|Hybrid KV cache manager is disabled)", ignore_case=True
-                )
-            ),
-        ),
+        excludes=(Requirement("hybrid_manager_off"),),
         cases=(
             "index_325214489",
             "index_61370435018_fail",
@@ -250,9 +214,7 @@ RULES = (
     Rule(
         "vllm_length_old",
         Cause.CTX_TOO_LONG_FOR_KV,
-        pattern(
-            r"[Tt]he model's max seq len \((?P<length>[\d,]+)\) is larger than the maximum number of tokens that can be stored in KV cache \((?P<estimate>[\d,]+)\)"
-        ),
+        "vllm_length_old",
         "A request of {length} tokens does not fit the KV cache of {estimate} tokens.",
         _kv_length_fix,
         servers=VLLM,
@@ -260,7 +222,7 @@ RULES = (
     Rule(
         "mamba_vllm",
         Cause.MAMBA_BLOCKS,
-        pattern(r"max_num_seqs \((?P<asked>\d+)\) exceeds available Mamba cache blocks \((?P<blocks>\d+)\)"),
+        "mamba_vllm",
         "A hybrid model needs one state block per sequence: {asked} sequences asked for, {blocks} blocks there.",
         _mamba_fix,
         servers=VLLM,
@@ -268,9 +230,7 @@ RULES = (
     Rule(
         "mamba_sglang",
         Cause.MAMBA_BLOCKS,
-        pattern(
-            r"[Hh]ybrid \(mamba/linear-attention\) state cache is too small|Not enough GPU memory for hybrid \(mamba/linear-attention\) state cache|max_mamba_cache_size\b.*(?:too small|must be (?:greater|larger|positive))|[Mm]amba (?:state )?cache .*(?:too small|not enough)"
-        ),
+        "mamba_sglang",
         "The state cache of the model's linear-attention layers holds no request.",
         _mamba_fix,
         servers=SGLANG,
@@ -278,40 +238,40 @@ RULES = (
     Rule(
         "graph_oom",
         Cause.CUDAGRAPH_OOM,
-        pattern(OOM + TRIED),
+        "device_oom",
         "Out of GPU memory while graphs were captured: they live outside the pool that was sized before.",
         _graph_fix,
-        tier=Priority.SPECIFIC,
-        check=_capturing,
-        excludes=(Need(WEIGHTS, "block"),),
+        activities=(ProcessActivity.CAPTURE,),
         cases=("sgl-project_sglang_5285",),
     ),
     Rule(
         "kv_undercounted",
         Cause.KV_UNDERCOUNTED,
-        pattern(OOM + TRIED),
-        "Out of GPU memory while the KV pool itself was allocated: the pool was sized from fewer bytes a token than it takes.",
-        say(
-            "cap the pool (SGLang --max-total-tokens, vLLM --kv-cache-memory-bytes) 5 % below what the log computed, or lower the memory fraction by 0.05"
+        "device_oom",
+        "Out of GPU memory while the KV pool itself was allocated: the pool was sized from fewer bytes per token than it takes.",
+        by_server(
+            sglang="cap the pool with --max-total-tokens 5 % below what the log computed, or lower --mem-fraction-static by 0.05",
+            vllm="cap the pool with --kv-cache-memory-bytes 5 % below what the log computed, or lower --gpu-memory-utilization by 0.05",
+            words="make the KV pool 5 % smaller than what the server computed",
         ),
-        needs=(Need(_POOL, "block"),),
-        check=lambda found: not _capturing_block(found),
+        activities=(ProcessActivity.DEVICE_POOL,),
+        confidence=Confidence.LIKELY,
     ),
     Rule(
         "workspace_overrun",
         Cause.BUDGET_OVERRUN,
-        pattern(OOM + TRIED),
+        "device_oom",
         "Out of GPU memory in a workspace that the memory budget does not count.",
         _runtime_fix,
-        needs=(Need(_WORKSPACE, "block"),),
-        check=lambda found: not _capturing_block(found),
+        activities=(ProcessActivity.WORKSPACE,),
+        confidence=Confidence.LIKELY,
     ),
     Rule(
         "runtime_oom",
         Cause.RUNTIME_OR_INIT_OOM,
-        pattern(OOM + TRIED),
+        "device_oom",
         "Out of GPU memory outside weights, pool and graphs: activations of a large batch, or an initialisation.",
         _runtime_fix,
-        tier=Priority.GENERAL,
+        priority=Priority.GENERAL,
     ),
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from forebay.causes import Cause
+from forebay.operation.doctor.evidence_base import EventMatch
 from forebay.operation.doctor.fixes import closest_flag, say
-from forebay.operation.doctor.rule import Found, Priority, Rule, pattern
+from forebay.operation.doctor.patterns import pattern
+from forebay.operation.doctor.rule import Priority, Rule
 
 __all__ = ["RENAMED_FLAGS", "RULES"]
 
@@ -49,22 +51,22 @@ RENAMED_FLAGS = {
 """Flags that older recipes use and current servers refuse."""
 
 
-def _unrecognized(found: Found) -> list[str]:
+def _unrecognized(found: EventMatch) -> list[str]:
     words = found.text("words").split()
     return [word.split("=")[0] for word in words if word.startswith("-")]
 
 
-def _is_renamed(found: Found) -> bool:
+def _is_renamed(found: EventMatch) -> bool:
     return any(word in RENAMED_FLAGS for word in _unrecognized(found))
 
 
-def _renamed_fix(found: Found) -> str:
+def _renamed_fix(found: EventMatch) -> str:
     parts = [f"{word} is now {RENAMED_FLAGS[word]}" for word in _unrecognized(found) if word in RENAMED_FLAGS]
     return "; ".join(parts)
 
 
-def _unknown_fix(found: Found) -> str:
-    known = found.transcript.sources[found.source].usage_flags
+def _unknown_fix(found: EventMatch) -> str:
+    known = found.base.transcript.sources[found.source].usage_flags
     parts = []
     for word in _unrecognized(found):
         near = closest_flag(word, known)
@@ -72,8 +74,8 @@ def _unknown_fix(found: Found) -> str:
     return "; ".join(parts) or "remove it: this version has no such flag"
 
 
-def _value_fix(found: Found) -> str:
-    flag, what = found.text("flag").strip(), found.text("what") or found.text("what2")
+def _value_fix(found: EventMatch) -> str:
+    flag, what = found.text("flag").strip(), found.text("what")
     choice = pattern(r"invalid choice: '(?P<bad>[^']*)' \(choose from (?P<choices>.+)\)").search(what)
     if choice:
         choices = [item.strip(" '\"") for item in choice["choices"].split(",")]
@@ -84,11 +86,11 @@ def _value_fix(found: Found) -> str:
     return f"correct {flag or 'the command line'}: {detail or what}"
 
 
-def _detail_after(found: Found) -> str:
+def _detail_after(found: EventMatch) -> str:
     """pydantic puts the field (if any) and the reason on the lines after its heading."""
     parts: list[str] = []
-    for index in range(found.index + 1, min(found.index + 4, len(found.transcript.entries))):
-        text = found.transcript.entries[index].line.text.strip()
+    for index in range(found.index + 1, min(found.index + 4, len(found.base.transcript.entries))):
+        text = found.base.transcript.entries[index].line.text.strip()
         if text.startswith("For further information"):
             break
         parts.append(text.split(" [type=")[0][:200])
@@ -97,19 +99,19 @@ def _detail_after(found: Found) -> str:
     return ": ".join(part for part in parts if part)
 
 
-def _field_fix(found: Found) -> str:
-    entries = found.transcript.entries
+def _field_fix(found: EventMatch) -> str:
+    entries = found.base.transcript.entries
     field = entries[found.index - 1].line.text.strip() if found.index else ""
     flag = "--" + field.replace("_", "-") if pattern(r"^\w+$").match(field) else "the setting"
     return f"correct {flag}: {found.text('what')} (it was {found.text('value')})"
 
 
-def _integer_fix(found: Found) -> str:
-    block = found.transcript.block_of(found.index)
-    names = found.transcript.search(pattern(r"VLLM_CPU_KVCACHE_SPACE|cpu_kvcache_space|KVCACHE_SPACE"), block)
+def _integer_fix(found: EventMatch) -> str:
+    block = found.base.transcript.block_of(found.index)
+    names = found.base.transcript.search(pattern(r"VLLM_CPU_KVCACHE_SPACE|cpu_kvcache_space|KVCACHE_SPACE"), block)
     what = (
         "VLLM_CPU_KVCACHE_SPACE takes whole GiB"
-        if names is not None or found.transcript.server == "vllm"
+        if names is not None or found.base.server == "vllm"
         else "it takes a whole number"
     )
     return f"{what}: write 1 or more instead of {found.text('value')!r}; --kv-cache-memory-bytes 20M is finer"
@@ -119,7 +121,7 @@ RULES = (
     Rule(
         "flag_renamed",
         Cause.FLAG_RENAMED,
-        pattern(r"(?:error: unrecognized arguments: |^Error: No such option:? )(?P<words>.+)"),
+        "flag_unrecognized",
         "A flag of an older version: {words}.",
         _renamed_fix,
         check=_is_renamed,
@@ -127,7 +129,7 @@ RULES = (
     Rule(
         "flag_unknown",
         Cause.BAD_FLAG,
-        pattern(r"(?:error: unrecognized arguments: |^Error: No such option:? )(?P<words>.+)"),
+        "flag_unrecognized",
         "The server has no such flag: {words}.",
         _unknown_fix,
         check=lambda found: not _is_renamed(found),
@@ -136,9 +138,7 @@ RULES = (
     Rule(
         "flag_value",
         Cause.BAD_FLAG,
-        pattern(
-            r"^[\w./ -]{1,80}: error: (?:argument (?P<flag>[^:]+): (?P<what>.+)|(?P<what2>(?:the following arguments are required|ambiguous option|one of the arguments|expected|not allowed).*))"
-        ),
+        "flag_value",
         "A flag's value was refused: {flag} {what}.",
         lambda found: _value_fix(found),
         cases=(
@@ -154,7 +154,7 @@ RULES = (
     Rule(
         "key_renamed",
         Cause.FLAG_RENAMED,
-        pattern(r"(?P<new>cpu_bytes_to_use) must be specified in kv_connector_extra_config"),
+        "key_renamed",
         "The connector's size is given under its new name only: {new} replaced num_cpu_blocks.",
         say(
             'put "cpu_bytes_to_use": BYTES into kv_connector_extra_config (BYTES = blocks x bytes per block; GiB x 1073741824)'
@@ -165,32 +165,30 @@ RULES = (
     Rule(
         "flag_gone",
         Cause.FLAG_RENAMED,
-        pattern(
-            r"(?P<old>[\w-]*[-_][\w-]+|'\S+'|`\S+`) (?:has been|was|is) (?:renamed to|replaced by|removed(?: and replaced by|; use| in favou?r of)) (?P<new>[\w`'\"-]+)"
-        ),
+        "flag_gone",
         "{old} was replaced by {new}.",
         say("use {new}"),
     ),
     Rule(
         "argument_removed",
         Cause.FLAG_RENAMED,
-        pattern(r"Removed server argument\(s\): (?P<old>[\w-]+) -> (?P<new>.+)"),
+        "argument_removed",
         "The argument {old} was removed.",
         say("use {new}"),
     ),
     Rule(
         "validation_field",
         Cause.BAD_FLAG,
-        pattern(r"^\s*(?P<what>Input should be .+?) \[type=(?P<type>\w+), input_value=(?P<value>.+?), input_type"),
+        "validation_field",
         "A setting is out of its range or of the wrong type: {value}. {what}.",
         lambda found: _field_fix(found),
-        tier=Priority.SPECIFIC,
+        priority=Priority.SPECIFIC,
         cases=("vllm/fail_bad_gmu_range",),
     ),
     Rule(
         "validation_number",
         Cause.BAD_FLAG,
-        pattern(r"(?:Value error, |ValueError: )?invalid literal for int\(\) with base 10: '(?P<value>[^']*)'"),
+        "validation_number",
         "A setting must be an integer: {value} is none.",
         lambda found: _integer_fix(found),
         cases=("vllm/fail_kvspace_float",),
@@ -198,22 +196,16 @@ RULES = (
     Rule(
         "parser_unknown",
         Cause.BAD_FLAG,
-        pattern(
-            r"invalid (?:tool call|reasoning) parser: (?P<value>\S+)|(?:Unknown|Unsupported|Invalid) (?P<kind>quantization|load[_ ]format|dtype|attention[_ ]backend|tool[_ -]call[_ -]parser|reasoning[_ -]parser)\b",
-            ignore_case=True,
-        ),
+        "parser_unknown",
         "A setting names something this version does not have.",
         say("choose one of the values that the message lists"),
     ),
     Rule(
         "conflict",
         Cause.FLAG_CONFLICT,
-        pattern(
-            r"mutually exclusive|cannot be (?:used|set|enabled|combined|specified) (?:together|with|at the same time|simultaneously|when)|(?:can ?not|can't) (?:both be|use both|set both|specify both)|"
-            r"(?:is|are) (?:not compatible|incompatible) with|(?:--[\w-]+|\w+_\w+) (?:currently )?(?:requires?|is only supported with|only supports?|does not support) (?:the )?`?--[\w-]+|not supported (?:together )?with --[\w-]+|does not support --[\w-]+|conflicts with"
-        ),
+        "conflict",
         "Two settings exclude each other.",
         lambda found: f"drop one of the two that the message names: {found.line.text.strip()[:300]}",
-        tier=Priority.GENERAL,
+        priority=Priority.GENERAL,
     ),
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from forebay.causes import Cause
-from forebay.operation.doctor.fixes import ranks_of, say, utilization_that_fits
-from forebay.operation.doctor.rule import Found, Rule, pattern
-from forebay.operation.doctor.rules.device_memory import OOM, TRIED, WEIGHTS
-from forebay.servers.log_patterns import Stage
+from forebay.operation.doctor.activities import ProcessActivity
+from forebay.operation.doctor.evidence_base import EventMatch
+from forebay.operation.doctor.fixes import say, utilization_that_fits
+from forebay.operation.doctor.patterns import pattern
+from forebay.operation.doctor.records import Confidence
+from forebay.operation.doctor.rule import Rule
 
 __all__ = ["RULES"]
 
@@ -14,7 +16,7 @@ SGLANG = ("sglang",)
 VLLM = ("vllm",)
 
 
-def _busy_fix(found: Found) -> str:
+def _busy_fix(found: EventMatch) -> str:
     free, total, fraction = found.number("free") or 0.0, found.number("total") or 0.0, found.number("fraction")
     fits = utilization_that_fits(free, total)
     asked = f"{fraction:g} was asked for" if fraction else "more was asked for"
@@ -27,7 +29,7 @@ def _busy_fix(found: Found) -> str:
     return f"free the GPU: {total - free:.1f} of {total:g} GiB is held by another process or an orphan of an earlier run (`nvidia-smi`, `forebay down`)"
 
 
-def _oom_is_other_process(found: Found) -> bool:
+def _oom_is_other_process(found: EventMatch) -> bool:
     """torch's message shows that less than half of what is used is its own."""
     total, free = found.number("total"), found.number("free")
     own = pattern(
@@ -40,17 +42,12 @@ def _oom_is_other_process(found: Found) -> bool:
     return total - free_gib - mine > 0.4 * total
 
 
-def _loading(found: Found) -> bool:
-    """The stack is in the loader, or nothing after the loading stage was reached."""
-    block = found.transcript.block_of(found.index)
-    stage = found.transcript.stages.get(found.source)
-    return found.transcript.search(WEIGHTS, block) is not None or stage is Stage.LOADING
-
-
-def _small_gpu_fix(found: Found) -> str:
+def _small_gpu_fix(found: EventMatch) -> str:
+    ranks = found.base.launch.number("tp_size")
+    more = f" (tensor parallel {2 * ranks})" if ranks else ""
     return (
-        f"the weights do not fit this GPU: use more ranks (tensor parallel {2 * ranks_of(found)}), a smaller quantization, or a "
-        "larger GPU; `forebay plan` computes the weights per rank"
+        f"the weights do not fit this GPU: use more ranks{more}, a smaller quantization, or a larger GPU; `forebay plan MODEL` computes "
+        "the weights per rank"
     )
 
 
@@ -58,10 +55,7 @@ RULES = (
     Rule(
         "gpu_busy_vllm",
         Cause.GPU_BUSY,
-        pattern(
-            r"Free memory on device\s?\S* \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than (?:desired GPU memory utilization|the engine's budget)"
-            r"(?:.*?\((?P<fraction>[\d.]+), (?P<asked>[\d.]+) GiB\))?"
-        ),
+        "gpu_busy_vllm",
         "{free} of {total} GiB is free on the GPU before the start: somebody else holds the rest.",
         _busy_fix,
         servers=VLLM,
@@ -71,7 +65,7 @@ RULES = (
     Rule(
         "gpu_busy_oom",
         Cause.GPU_BUSY,
-        pattern(OOM + TRIED),
+        "device_oom",
         "Out of GPU memory, most of which another process holds.",
         lambda found: (
             f"free the GPU first: of {found.text('total')} GiB only {found.text('free')} {found.text('free_unit')} was free, and this process holds the smaller part (`nvidia-smi`)"
@@ -81,7 +75,7 @@ RULES = (
     Rule(
         "gpu_busy_external",
         Cause.BUDGET_OVERRUN,
-        pattern(r"Externally held weights on device .* exceed the desired GPU memory utilization"),
+        "gpu_busy_external",
         "What is already on the GPU is more than the whole memory budget.",
         say("raise --gpu-memory-utilization above the share that is already held"),
         servers=VLLM,
@@ -89,9 +83,7 @@ RULES = (
     Rule(
         "gpu_unbalanced",
         Cause.GPU_UNBALANCED,
-        pattern(
-            r"[Tt]he memory capacity is unbalanced(?:.*?pre_model_load_memory=(?P<least>[\d.]+), local_gpu_memory=(?P<local>[\d.]+))?"
-        ),
+        "gpu_unbalanced",
         "One rank's GPU has less free memory than the others: another process sits there, or an earlier model of this run already does.",
         say(
             "free the fuller GPU (`nvidia-smi`); where a draft model starts after the target, the check is a false alarm: set "
@@ -103,9 +95,7 @@ RULES = (
     Rule(
         "profiling_race",
         Cause.PROFILING_RACE,
-        pattern(
-            r"Error in memory profiling\.(?: Initial free memory (?P<before>[\d.]+)(?: GiB)?, current free memory (?P<after>[\d.]+))?"
-        ),
+        "profiling_race",
         "While vLLM measured its own use, another process freed GPU memory ({before} GiB free before, {after} after), so the measure is void.",
         say("start one server at a time on a GPU, or wait until the other has ended; then start again"),
         servers=VLLM,
@@ -113,9 +103,10 @@ RULES = (
     Rule(
         "weights_oom",
         Cause.GPU_TOO_SMALL,
-        pattern(OOM + TRIED),
+        "device_oom",
         "Out of GPU memory while the weights were loaded.",
         _small_gpu_fix,
-        check=_loading,
+        activities=(ProcessActivity.WEIGHTS,),
+        confidence=Confidence.LIKELY,
     ),
 )

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 from forebay.causes import Cause
-from forebay.operation.doctor.fixes import ranks_of, say
-from forebay.operation.doctor.rule import Found, Need, Priority, Rule, Where, pattern
+from forebay.operation.doctor.evidence_base import EventMatch
+from forebay.operation.doctor.fixes import say
+from forebay.operation.doctor.patterns import pattern
+from forebay.operation.doctor.rule import Kind, Priority, Requirement, Rule
 
 __all__ = ["RULES"]
 
 SGLANG = ("sglang",)
 VLLM = ("vllm",)
-_MODULE = r"(?:ModuleNotFoundError: )?No module named '?(?P<package>[\w.]+)'?"
+_MODULE = r"(?:ModuleNotMatchError: )?No module named '?(?P<package>[\w.]+)'?"
 
 
-def _divide_fix(found: Found) -> str:
+def _divide_fix(found: EventMatch) -> str:
     heads, ranks = found.number("heads"), found.number("ranks")
     if heads and ranks:
         fits = [n for n in range(1, int(heads) + 1) if int(heads) % n == 0 and n <= 64]
         near = min(fits, key=lambda n: (abs(n - ranks), n))
         return f"use tensor parallel {near} ({int(heads)} heads divide by {', '.join(map(str, fits))})"
-    return f"use a tensor-parallel size that divides the model's heads (asked for: {ranks_of(found)})"
+    return "use a tensor-parallel size that divides the model's heads and its other dimensions"
 
 
-def _context_fix(found: Found) -> str:
+def _context_fix(found: EventMatch) -> str:
     limit = found.number("limit")
     if limit:
-        flag = "--context-length" if found.transcript.server == "sglang" else "--max-model-len"
+        flag = "--context-length" if found.base.server == "sglang" else "--max-model-len"
         return f"set {flag} {int(limit)} or less, or extend the model with rope scaling (its config) before overriding the check"
     return "ask for no more than the model's own length (config.json, max_position_embeddings)"
 
 
-def _package_fix(found: Found) -> str:
+def _package_fix(found: EventMatch) -> str:
     package = found.text("package").split(".")[0]
     known = {
         "sgl_kernel": "sgl-kernel",
@@ -44,23 +46,46 @@ def _package_fix(found: Found) -> str:
     return "install the missing package in the server's environment, at the version the server's release names"
 
 
-def _numa_fix(found: Found) -> str:
-    ranks = ranks_of(found)
-    number = found.number("ranks")
-    ranks = int(number) if number else max(ranks, 2)
-    cores = "|".join(str(i) for i in range(ranks))
-    variable = "SGLANG_CPU_OMP_THREADS_BIND" if found.transcript.server == "sglang" else "VLLM_CPU_OMP_THREADS_BIND"
-    return f'name the cores of each rank: {variable}="{cores}" (lists such as 0-15|16-31 on larger machines), or use fewer ranks'
+def _numa_fix(found: EventMatch) -> str:
+    number = found.number("ranks") or found.base.launch.ranks_per_host
+    cores = "|".join(str(i) for i in range(int(number))) if number else "0-15|16-31"
+    variable = "SGLANG_CPU_OMP_THREADS_BIND" if found.base.server == "sglang" else "VLLM_CPU_OMP_THREADS_BIND"
+    return f'name the cores of each rank: {variable}="{cores}" (one list per rank, such as 0-15|16-31 on larger machines), or use fewer ranks'
+
+
+_FRAME_FILE = pattern(r'File "(?P<path>[^"]+)"')
+_SITE = pattern(
+    r"(?:site-packages|dist-packages)/(?P<package>\w+)|/(?P<tree>sglang|vllm|lmcache|mooncake|transformers|flashinfer)/"
+)
+
+
+def _crosses_packages(found: EventMatch) -> bool:
+    """The call that failed goes from one package into another: its last two frames, or the frame and the object, differ."""
+    frames = [match["path"] for text in found.base.frames_of(found.index) if (match := _FRAME_FILE.search(text))]
+    packages = [_package_of(path) for path in frames[-2:]]
+    called = found.text("object").split(".")[0]
+    if "." in found.text("object") and packages and packages[-1]:
+        return called != packages[-1]
+    return len(packages) == 2 and all(packages) and packages[0] != packages[1]
+
+
+def _package_of(path: str) -> str:
+    match = _SITE.search(path)
+    return (match["package"] or match["tree"]) if match else ""
+
+
+def _mismatch_fix(found: EventMatch) -> str:
+    package = found.text("object").split(".")[0] if "." in found.text("object") else ""
+    named = {"mooncake": "mooncake-transfer-engine", "sgl_kernel": "sgl-kernel"}.get(package, package)
+    which = f" of {named}" if named else " of the two packages in the traceback"
+    return f"install the version{which} that the server's release pins (`pip show` tells what is there)"
 
 
 RULES = (
     Rule(
         "length_over_model",
         Cause.CTX_TOO_LONG_FOR_MODEL,
-        pattern(
-            r"(?:User-specified|Target model's) (?:max_model_len|context_length) \((?P<asked>\d+)\) is greater than the derived (?:max_model_len|context_length) "
-            r"\((?:\w+=)?(?P<limit>\d+)"
-        ),
+        "length_over_model",
         "{asked} tokens of context were asked for; the model is made for {limit}.",
         _context_fix,
         cases=("vllm/fail_len_over_model",),
@@ -68,9 +93,7 @@ RULES = (
     Rule(
         "cpu_connector",
         Cause.CONNECTOR_UNSUPPORTED,
-        pattern(
-            r"CPU Offloading is currently only supported on|_StreamPlaceholder|Unsupported connector type: (?P<name>\w+)|[Cc]onnector .{0,60}(?:is not supported|does not support)|hipMemcpyBatchAsync is unavailable|(?:Unknown|Unregistered|Unsupported) (?:KV )?connector"
-        ),
+        "cpu_connector",
         "The KV connector does not run here.",
         say(
             "choose a connector that this platform and version support: the offloading connectors need a GPU; on CPU vLLM's "
@@ -87,9 +110,7 @@ RULES = (
     Rule(
         "nixl_missing",
         Cause.DEPENDENCY_MISSING,
-        pattern(
-            r"(?P<package>NIXL|Mooncake|LMCache|FlexKV) is not (?:available|installed)|Please install (?P<package2>\w+)"
-        ),
+        "nixl_missing",
         "A package that the connector needs is not installed: {package}.",
         say(
             "pip install it in the server's environment (nixl, mooncake-transfer-engine, lmcache), or choose another connector"
@@ -99,9 +120,7 @@ RULES = (
     Rule(
         "heads",
         Cause.TP_NOT_DIVISIBLE,
-        pattern(
-            r"[Tt]otal number of attention heads \((?P<heads>\d+)\) must be divisible by (?:the )?tensor[ -]parallel size \((?P<ranks>\d+)\)"
-        ),
+        "heads",
         "{heads} attention heads cannot be split over {ranks} ranks.",
         _divide_fix,
         cases=("vllm/tp2_auto",),
@@ -109,9 +128,7 @@ RULES = (
     Rule(
         "divisible",
         Cause.TP_NOT_DIVISIBLE,
-        pattern(
-            r"(?P<heads>\d+) is not divisible by (?P<ranks>\d+)|(?:heads?|vocab\w*|size|intermediate\w*|channels|dim\w*)\b[^.]{0,80}\b(?:must be|is not|not|should be) divisible by[^.]{0,40}\b(?:tp|tensor|world|parallel|rank)|tp_size must be divisible by"
-        ),
+        "divisible",
         "A dimension of the model cannot be split over the ranks.",
         _divide_fix,
         cases=(),
@@ -119,20 +136,14 @@ RULES = (
     Rule(
         "tp_assert",
         Cause.TP_NOT_DIVISIBLE,
-        pattern(
-            r"assert self\.total_num(?:_kv)?_heads % tp_size == 0|assert \w*heads\w* % \w*(?:tp|world)_size\w* == 0"
-        ),
+        "tp_assert",
         "The model's heads cannot be split over the ranks.",
         _divide_fix,
-        where=Where.STACK,
     ),
     Rule(
         "numa",
         Cause.NUMA_BINDING,
-        pattern(
-            r"Not enough allowed NUMA nodes to bind threads of (?P<ranks>\d+)|SGLANG_CPU_OMP_THREADS_BIND is not set, in this case|"
-            r"(?:set_mempolicy|mbind|numa_bind|numa_run_on_node)\b.*(?:fail|denied|not permitted|Invalid argument)"
-        ),
+        "numa",
         "There are fewer NUMA nodes than ranks, so threads cannot be bound automatically.",
         _numa_fix,
         cases=("vllm/tp2_dummy_auto", "vllm/tp3_auto", "sglang/fail_tp2_no_omp_bind"),
@@ -140,20 +151,18 @@ RULES = (
     Rule(
         "hicache_on_decode",
         Cause.HICACHE_NOT_ON_DECODE,
-        pattern(r"enable-hierarchical-cache and disable-radix-cache are mutually exclusive"),
+        "hicache_on_decode",
         "A decode leg forces the radix cache off, so --enable-hierarchical-cache cannot be used there.",
         say(
             "drop --enable-hierarchical-cache on the decode leg; use it on prefill, or pass --disaggregation-decode-enable-radix-cache where the version has it"
         ),
         servers=SGLANG,
-        needs=(Need(pattern(r"disaggregation[-_]mode['\": =]+decode|decode server")),),
+        needs=(Requirement("decode_leg"),),
     ),
     Rule(
         "hicache_kernel",
         Cause.HICACHE_KERNEL_UNSUPPORTED,
-        pattern(
-            r"(?:name|module .*attribute) '(?P<kernel>transfer_kv\w*)'|transfer_kv\w* .*(?:not (?:supported|implemented|found|defined|available))|hicache[-_ ]io[-_ ]backend\W+kernel\b.*(?:not supported|requires|only)|no attribute '(?P<kernel2>transfer_kv\w*)'|[Uu]nsupported layout.*io[_ ]backend|IO backend .*is not supported"
-        ),
+        "hicache_kernel",
         "HiCache's copy kernel ({kernel}) does not exist in this build: the io backend `kernel` needs CUDA.",
         say("set --hicache-io-backend direct"),
         servers=SGLANG,
@@ -162,7 +171,7 @@ RULES = (
     Rule(
         "no_module",
         Cause.DEPENDENCY_MISSING,
-        pattern(r"(?:^|[:\"' ])" + _MODULE),
+        "no_module",
         "A Python package is missing: {package}.",
         _package_fix,
         cases=("sglang/fail_no_cpu_engine_env", "sglang/fail_no_sgl_kernel_stub", "vllm/fail_kvc_lmcache"),
@@ -170,9 +179,7 @@ RULES = (
     Rule(
         "no_metadata",
         Cause.DEPENDENCY_MISSING,
-        pattern(
-            r"PackageNotFoundError: No package metadata was found for (?P<package>[\w-]+)|DistributionNotFound|The '(?P<package2>[\w-]+)\S*' distribution was not found"
-        ),
+        "no_metadata",
         "The package {package} is not installed under that name.",
         say(
             "start it with `python -m vllm.entrypoints.openai.api_server`, or install the distribution called {package}"
@@ -180,23 +187,36 @@ RULES = (
         cases=("vllm/fail_console_script",),
     ),
     Rule(
+        "tier_never_read",
+        Cause.DEPENDENCY_MISMATCH,
+        "api_mismatch",
+        "A call into another package fails ({what}): the versions do not fit, and the server runs on without what it asked for.",
+        _mismatch_fix,
+        kind=Kind.DEGRADED,
+        needs=(Requirement("cache_tier_failing"),),
+    ),
+    Rule(
+        "api_mismatch",
+        Cause.DEPENDENCY_MISMATCH,
+        "api_mismatch",
+        "A call into another package failed ({what}): the versions do not fit each other.",
+        _mismatch_fix,
+        priority=Priority.GENERAL,
+        check=_crosses_packages,
+    ),
+    Rule(
         "import_failed",
         Cause.DEPENDENCY_MISSING,
-        pattern(
-            r"ImportError: (?P<what>(?:cannot import name|.*undefined symbol|.*version `?(?:GLIBC|GLIBCXX|CXXABI)|(?!.*libcuda\.so).*cannot open shared object file).*)|requires (?P<package>[\w-]+)(?:[<>=]=?[\d.]+)+ but|operator torchvision::nms does not exist"
-        ),
+        "import_failed",
         "A package is there and does not fit the others: {what}.",
         say("reinstall the server's environment from its own pinned requirements; the message names the package"),
-        tier=Priority.GENERAL,
+        priority=Priority.GENERAL,
     ),
     Rule(
         "command_missing",
         Cause.DEPENDENCY_MISSING,
-        pattern(
-            r"^(?:\S+: )*(?:line \d+: )?(?P<package>vllm|sglang|python3?|lmcache\w*|mooncake_master|ray)\b: (?:command )?not found|exec: \"(?P<package2>[\w./-]+)\": executable file not found"
-        ),
+        "command_missing",
         "The program itself is not on the PATH: {package}.",
         say("activate the server's environment, or name the interpreter in it"),
-        where=Where.ANY,
     ),
 )

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from forebay.causes import Cause
+from forebay.operation.doctor.patterns import pattern
 from forebay.operation.doctor.records import Evidence
-from forebay.operation.doctor.rule import pattern
 from forebay.operation.doctor.transcript import Transcript
 from forebay.servers.log_patterns.common import EXCEPTION
 
@@ -20,7 +20,7 @@ _ENDED = pattern(
 _SERVING_STOP = pattern(r"^\[shutdown\] API server: shutdown triggered")  # the handler exists only while it serves
 _ORDERLY = pattern(r"^\[shutdown\] (?:API server|Process manager: send sigterm|EngineCore: trigger received)")
 _OWN_ERRORS_OF_A_STOP = pattern(
-    r"EngineDeadError|cannot schedule new futures after shutdown|CancelledError|KeyboardInterrupt"
+    r"EngineDeadError|output_handler failed|cannot schedule new futures after shutdown|CancelledError|KeyboardInterrupt"
 )
 _REQUEST_FAILED = pattern(r"^Exception in ASGI application")
 _SELF_KILL = pattern(r"kill_process_tree called: .*include_parent=True")
@@ -63,6 +63,20 @@ class Lifecycle:
         if self.outcome is StartOutcome.OPEN and self.came_up:
             return False
         return not transcript.survived(index)
+
+    def may_fail(self, index: int) -> bool:
+        """Whether an error at ``index`` may be why a start did not end well: nothing went on after it."""
+        transcript = self.transcript
+        stopped = transcript.stop is not None and index >= transcript.stop and not self._lost_before_stop()
+        return not stopped and not transcript.survived(index) and not self.follows_a_stop(index)
+
+    def follows_a_stop(self, index: int) -> bool:
+        """The line is what an orderly shutdown prints of itself."""
+        transcript = self.transcript
+        if self.outcome is StartOutcome.FAILED or transcript.search(_ORDERLY) is None:
+            return False
+        report = transcript.block_of(index) if transcript.entries[index].block >= 0 else (index,)
+        return transcript.search(_OWN_ERRORS_OF_A_STOP, report) is not None
 
     def _lost_before_stop(self) -> bool:
         fatal, stop = self.transcript.fatal, self.transcript.stop

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-__all__ = ["unpasted"]
+__all__ = ["unwrap_pasted"]
 
 _HEAD = 2_000
 _WIDTHS = range(60, 401)
@@ -19,10 +19,8 @@ _QUOTED = re.compile(rb"[ \t>|]+")
 _DIGITS = b"0123456789"
 
 
-def unpasted(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """The same lines without a common indentation, and put together where they were cut;
-    each keeps its first number.
-    """
+def unwrap_pasted(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The same lines without a common indentation, and put together where they were cut; each keeps its first number."""
     lines = iter(numbered)
     head = list(islice(lines, _HEAD))
     prefix = _common_indentation([raw for _, raw in head])

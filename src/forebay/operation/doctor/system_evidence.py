@@ -9,19 +9,18 @@ import signal
 
 from forebay.causes import Cause
 from forebay.operation.doctor.candidate import Candidate
-from forebay.operation.doctor.life import Lifecycle, StartOutcome
+from forebay.operation.doctor.lifecycle import Lifecycle, StartOutcome
 from forebay.operation.doctor.records import Evidence, Observations
 from forebay.operation.doctor.rule import Priority
 from forebay.operation.doctor.transcript import Transcript
 
-__all__ = ["machine_candidates", "oom_line", "xid_line"]
+__all__ = ["oom_line", "system_candidates"]
 
 _OOM_KILL = re.compile(
     r"(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)",
     re.IGNORECASE,
 )
 _OOM_OTHER = re.compile(r"oom-kill:.*\bpid=(?P<pid>\d+)|oom_reaper: reaped process (?P<pid2>\d+)")
-_XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 _SERVER_NAMES = re.compile(r"python|sglang|vllm|VLLM|forebay|scheduler|EngineCore|Worker", re.IGNORECASE)
 
 
@@ -41,12 +40,7 @@ def oom_line(observed: Observations) -> str | None:
     return None
 
 
-def xid_line(observed: Observations) -> str | None:
-    """The driver's record of a GPU fault."""
-    return next((text for text in observed.kernel_lines if _XID.search(text)), None)
-
-
-def machine_candidates(transcript: Transcript, life: Lifecycle) -> list[Candidate]:
+def system_candidates(transcript: Transcript, life: Lifecycle) -> list[Candidate]:
     """Causes that the machine's records say; a specific cause in the log still comes first where the log names one."""
     observed = transcript.observed
     result = [*_oom(observed, life), *_states(observed)]
@@ -98,7 +92,7 @@ def _states(observed: Observations) -> list[Candidate]:
         result.append(
             Candidate(
                 Cause.WORKER_KILLED,
-                Priority.FALLOUT,
+                Priority.SECONDARY,
                 (0.0,),
                 f"{_who(observed, pid)} is dead (a zombie) while the front still runs.",
                 "end the run (`forebay down`) and start again; look for who killed it in the kernel log",
@@ -124,7 +118,7 @@ def _exit(transcript: Transcript, life: Lifecycle) -> list[Candidate]:
         return [
             Candidate(
                 Cause.FRONT_KILLED,
-                Priority.FALLOUT,
+                Priority.SECONDARY,
                 (1e12,),
                 "The front process was killed by SIGKILL, from outside: it wrote no last word.",
                 "`dmesg -T | grep -i -e oom -e killed` tells whether the kernel did; `forebay down` ends what it left "
@@ -138,7 +132,7 @@ def _exit(transcript: Transcript, life: Lifecycle) -> list[Candidate]:
         return [
             Candidate(
                 cause,
-                Priority.FALLOUT,
+                Priority.SECONDARY,
                 (1e12,),
                 f"The process crashed ({_signal_name(number)}).",
                 "see the cause's page",
@@ -151,7 +145,7 @@ def _exit(transcript: Transcript, life: Lifecycle) -> list[Candidate]:
 def _stopped(evidence: tuple[Evidence, ...]) -> Candidate:
     return Candidate(
         Cause.STOPPED_ON_REQUEST,
-        Priority.FALLOUT,
+        Priority.SECONDARY,
         (1e12,),
         "A signal asked it to stop before it was ready.",
         "nothing is broken: start it again",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from forebay.errors import UsageError
-from forebay.operation.doctor.pasted import unpasted
+from forebay.operation.doctor.unwrap_pasted import unwrap_pasted
 from forebay.servers.log_patterns import LogLine, parse_segments
 from forebay.servers.log_patterns.lines import MAX_LINE_CHARS
 
@@ -136,7 +136,7 @@ def _collect(numbered: Iterable[tuple[int, bytes]], name: str) -> SourceLog:
     seen: dict[bytes, int] = {}
     tail: deque[tuple[int, bytes, int]] = deque(maxlen=TAIL)
     at_head = True
-    for number, raw in unpasted(numbered):
+    for number, raw in unwrap_pasted(numbered):
         log.lines = number
         if at_head:
             if raw.startswith((b"#", b"\xef\xbb\xbf#")):
