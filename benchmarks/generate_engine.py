@@ -57,7 +57,7 @@ def _output_tokens(url: str) -> float:
 
 def _command(rows: Path, out: Path, url: str, *more: str) -> list[str]:
     head = [sys.executable, "-m", "forebay.cli", "generate", str(rows), "-o", str(out), "-s", url, "--json"]
-    keep = [f for gate in ("empty", "repeating", "unclosed-reasoning") for f in (f"--on-{gate}", "keep")]
+    keep = [f for filter_ in ("empty", "repeating", "unclosed-reasoning") for f in (f"--on-{filter_}", "keep")]
     return [*head, *keep, *more]
 
 
@@ -67,7 +67,7 @@ def _rate(url: str, rows: Path, out: Path, settle_s: float, window_s: float, *mo
     with log.open("wb") as handle:
         client = subprocess.Popen(_command(rows, out, url, *more), stdout=handle, stderr=subprocess.DEVNULL)
     try:
-        while b'"server_in"' not in log.read_bytes():
+        while b'"server_up"' not in log.read_bytes():
             time.sleep(0.05)
             assert client.poll() is None, log.read_text()
         time.sleep(settle_s)

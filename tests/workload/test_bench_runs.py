@@ -57,7 +57,7 @@ async def test_warm_on_a_server_whose_cache_is_too_small_is_not_in_effect() -> N
         await _measured(null.Options(cache_blocks=1), _with(_SMALL, cache=CacheTemperature.WARM))
 
 
-async def test_a_server_that_does_not_report_hits_is_flushed_but_not_seen_to_be() -> None:
+async def test_a_server_that_does_not_report_hits_is_flushed_without_evidence() -> None:
     (result,) = await _measured(null.Options(), _with(_SMALL, cache=CacheTemperature.COLD))
     assert (result.cache.seen, result.cached_tokens) == (False, None)
     assert "reports no cached tokens" in result.cache.evidence
@@ -134,7 +134,7 @@ def test_the_command_prints_a_table_and_writes_json_and_a_report(null_server: Nu
     code, out, err = finished(forebay("bench", null_server.url, *options))
     assert (code, err) == (0, "")
     assert re.search(r"output +[\d,.]+ tok/s  \[", out)
-    assert "cold (seen): probe: " in out
+    assert "cold (observed): probe: " in out
     assert json.loads(record.read_text())["cache"]["state"] == "cold"
     text = page.read_text()
     assert text.count("<svg") == 3

@@ -1,4 +1,4 @@
-"""Whose fault a failure is, and that what was taken is given back."""
+"""What a failure of a request means for its row and its server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ async def test_an_error_inside_a_stream_is_one_though_the_stream_ends_well(error
 
 
 @pytest.mark.parametrize(
-    ("host", "url"), [("::1", "http://[::1]:8000"), ("::", "http://[::1]:8000"), ("0.0.0.0", "http://127.0.0.1:8000")]
+    ("host", "url"),
+    [("::1", "http://[::1]:8000"), ("::", "http://[::1]:8000"), ("0.0.0.0", "http://127.0.0.1:8000")],
 )
 def test_a_run_s_address_is_one_that_can_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, url: str
@@ -88,43 +89,56 @@ def test_a_run_s_address_is_one_that_can_be_asked(
     assert resolve("mine") == url
 
 
-def _dispatch(lane: Any, works: list[Any]) -> Dispatcher:
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("http://host:1/prefix/v1", "http://host:1/prefix"),
+        ("https://host/", "https://host"),
+        (":9", "http://127.0.0.1:9"),
+        ("[::1]:9", "http://[::1]:9"),
+    ],
+)
+def test_an_address_is_taken_as_it_is(name: str, url: str) -> None:
+    assert resolve(name) == url
+
+
+def _dispatcher(server: Any, works: list[Any]) -> Dispatcher:
     ready = deque(works)
-    fleet = SimpleNamespace(
-        lanes=[lane],
+    pool = SimpleNamespace(
+        servers=[server],
         ready=ready,
         errors=Counter(),
         next_work=lambda _: ready.popleft() if ready else None,
-        take_out=lambda *_: setattr(lane, "up", False),
+        mark_down=lambda *_: setattr(server, "up", False),
     )
     nothing: Any = SimpleNamespace(snapshot=lambda: None, row_tries=3)
-    return Dispatcher(nothing, fleet, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+    return Dispatcher(nothing, pool, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
 
 
-async def test_a_slot_cancelled_before_its_first_step_gives_back_its_row_and_its_place() -> None:
-    lane = SimpleNamespace(in_flight=0, slots=set(), over_limit=False, has_room=lambda _: lane.in_flight < 2)
+async def test_a_worker_cancelled_before_its_first_step_returns_its_row() -> None:
+    server = SimpleNamespace(in_flight=0, workers=set(), over_limit=False, has_room=lambda _: server.in_flight < 2)
     works: list[Any] = [SimpleNamespace(name="first"), SimpleNamespace(name="second")]
-    dispatch = _dispatch(lane, works)
-    dispatch._fill()
-    assert lane.in_flight == 2
-    slots = list(lane.slots)
-    for slot in slots:
-        slot.cancel()
-    await asyncio.gather(*slots, return_exceptions=True)
+    dispatcher = _dispatcher(server, works)
+    dispatcher._start_workers()
+    assert server.in_flight == 2
+    workers = list(server.workers)
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
     await asyncio.sleep(0)
-    assert lane.in_flight == 0
-    assert lane.slots == set()
-    assert {work.name for work in dispatch._fleet.ready} == {"first", "second"}
+    assert server.in_flight == 0
+    assert server.workers == set()
+    assert {work.name for work in dispatcher._pool.ready} == {"first", "second"}
 
 
 async def test_retry_after_is_obeyed_on_a_503_too() -> None:
-    lane: Any = SimpleNamespace(
+    server: Any = SimpleNamespace(
         up=True, paused_until=0.0, limit=SimpleNamespace(failed=lambda *_: None), url="http://x", client=None
     )
     work = SimpleNamespace(tries=0)
-    dispatch = _dispatch(lane, [])
+    dispatcher = _dispatcher(server, [])
     failure = RequestFailure(FailureKind.UNAVAILABLE, "HTTP 503", status=503, retry_after_s=7.0)
     now = time.monotonic()
-    dispatch._went_wrong(lane, work, failure, now)  # type: ignore[arg-type]
-    assert now + 6.9 < lane.paused_until < now + 8
-    assert not lane.up
+    dispatcher._handle_failure(server, work, failure, now)  # type: ignore[arg-type]
+    assert now + 6.9 < server.paused_until < now + 8
+    assert not server.up

@@ -100,7 +100,9 @@ def _tiny_engine(folder: Path) -> tuple[EngineServer, list[str]]:
     from tiny_models import make_tiny
 
     keep = [
-        flag for gate in ("truncated", "empty", "repeating", "unclosed-reasoning") for flag in (f"--on-{gate}", "keep")
+        flag
+        for filter_ in ("truncated", "empty", "repeating", "unclosed-reasoning")
+        for flag in (f"--on-{filter_}", "keep")
     ]
     return EngineServer(make_tiny("llama", folder / "model", max_position_embeddings=2048)), [
         "--max-tokens",
@@ -110,7 +112,7 @@ def _tiny_engine(folder: Path) -> tuple[EngineServer, list[str]]:
 
 
 def test_twenty_kills_over_two_hundred_conversations_change_nothing(tmp_path: Path) -> None:
-    """Against the null server, whose answers are a hash of all that was asked: any slip of the history shows."""
+    """Against the null server, whose answers are a hash of all that was asked: a wrong history changes the answer."""
     server = NullServer("--token-s", "0.006", "--cache-blocks", "10000")
     _exactly_once(tmp_path, server, conversations=200, kills=20, seed=6, options=["--max-tokens", "8"])
 

@@ -33,8 +33,8 @@ def test_both_dialects_and_plain_prompts_mean_the_same_conversation() -> None:
         == _row("hi").prompts
         == ("hi",)
     )
-    assert _row(parts).base == _row({"prompt": "hi"}).base
-    assert _row(sharegpt).base == _row(openai).base
+    assert _row(parts).digest == _row({"prompt": "hi"}).digest
+    assert _row(sharegpt).digest == _row(openai).digest
     assert parse_row({"q": "hi"}, field_name="q") == _row({"prompt": "hi"})
 
 
@@ -66,7 +66,7 @@ def test_a_turn_is_asked_with_the_new_answers_and_never_the_old_ones() -> None:
         (b'{"conversations": []}', "neither a non-empty list nor text"),
         (b'{"conversations": ["x"]}', "message 0 is not an object"),
         (b'{"conversations": [{"from": "tool", "value": "x"}]}', "role 'tool'"),
-        (b'{"conversations": [{"from": "gpt", "value": "x"}]}', "answers nobody"),
+        (b'{"conversations": [{"from": "gpt", "value": "x"}]}', "without a user message before it"),
         (b'{"messages": [{"role": "user", "content": " "}]}', "is empty"),
         (b'{"messages": [{"role": "user", "content": 5}]}', "no text"),
         (b'{"messages": [{"role": "system", "content": "x"}]}', "no user message"),
@@ -107,7 +107,7 @@ def test_identity_needs_no_position(tmp_path_factory: pytest.TempPathFactory, ro
     contents: dict[str, str] = {}
     for row, entry in zip(rows, entries, strict=True):
         known = contents.setdefault(str(row["id"]), row["prompt"]) if "id" in row else row["prompt"]
-        assert (entry.state == "set_aside") == (known != row["prompt"])
+        assert (entry.state == "rejected") == (known != row["prompt"])
     shuffled = list(rows)
     order.shuffle(shuffled)
     again = _index(folder, shuffled).window(0, len(rows))
@@ -122,7 +122,7 @@ def test_rows_may_be_inserted_and_reordered_between_two_runs(tmp_path: Path) -> 
         journal.append(Record(entry.key.hex(), 0, "", "done", e="ok"))
     journal.close()
     counts = _index(tmp_path, [{"prompt": "new"}, rows[2], rows[0], {"id": 7, "prompt": "other"}, rows[1]]).counts()
-    assert (counts.ok, counts.pending, counts.set_aside, counts.orphans) == (3, 1, 1, 0)
+    assert (counts.ok, counts.pending, counts.rejected, counts.orphans) == (3, 1, 1, 0)
     assert _index(tmp_path, rows[:1]).counts().orphans == 2
 
 

@@ -36,7 +36,7 @@ def _wait_for(path: Path, size: int) -> None:
         time.sleep(0.01)
 
 
-def test_ok_set_aside_and_failed_rows_add_up_and_failed_ones_are_tried_again(
+def test_ok_rejected_and_failed_rows_add_up_and_failed_ones_are_tried_again(
     null_server: NullServer, tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"
@@ -45,10 +45,10 @@ def test_ok_set_aside_and_failed_rows_add_up_and_failed_ones_are_tried_again(
     manifest = json.loads((tmp_path / "out.manifest.json").read_text())
     lines = len(rows.read_text(encoding="utf-8").splitlines())
     assert code == 0
-    assert manifest["rows"] == {"input": lines, "ok": lines - 2, "set_aside": 2, "failed": 0}
-    assert f"{lines - 2} ok + 2 set aside + 0 failed = {lines} input rows" in out
-    aside = _read(tmp_path / "out.set_aside.jsonl")
-    assert [row["reason"] for row in aside] == ["message 0 (user) is empty"] * 2
+    assert manifest["rows"] == {"input": lines, "ok": lines - 2, "rejected": 2, "failed": 0}
+    assert f"{lines - 2} ok + 2 rejected + 0 failed = {lines} input rows" in out
+    rejected = _read(tmp_path / "out.rejected.jsonl")
+    assert [row["reason"] for row in rejected] == ["message 0 (user) is empty"] * 2
 
 
 def test_output_is_what_specforge_reads(null_server: NullServer, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_refused_row_fails_alone_with_exit_code_9(tmp_path: Path, null_server:
     rows = _rows(tmp_path / "rows.jsonl", [{"prompt": "good"}, {"prompt": "refuse me"}, {"prompt": "also good"}])
     code, out, _ = _generate(rows, tmp_path / "out.jsonl", null_server.url)
     assert code == 9
-    assert "failed rows are tried again" in out
+    assert "the same command tries failed rows again" in out
     assert len(_read(tmp_path / "out.jsonl")) == 2
     (failed,) = _read(tmp_path / "out.failed.jsonl")
     assert "HTTP 400" in failed["reason"]
@@ -180,8 +180,8 @@ def test_a_server_that_dies_is_taken_out_and_put_back(tmp_path: Path) -> None:
             (event["event"], event["server"]) for line in out.splitlines() if "server" in (event := json.loads(line))
         ]
         assert code == 0
-        assert names.count(("server_out", servers[0].url)) == 1
-        assert names.count(("server_in", servers[0].url)) == 2
+        assert names.count(("server_down", servers[0].url)) == 1
+        assert names.count(("server_up", servers[0].url)) == 2
         assert len(_read(tmp_path / "o.jsonl")) == 400
     finally:
         for server in servers:
@@ -198,9 +198,9 @@ def test_no_server_at_all_is_exit_code_4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["missing.jsonl", "-o", "o.jsonl", "-s", ":9"], "missing.jsonl is not there"),
+        (["missing.jsonl", "-o", "o.jsonl", "-s", ":9"], "missing.jsonl does not exist"),
         (["x.json", "-o", "o.jsonl", "-s", ":9"], "cannot be streamed"),
-        (["x.jsonl", "-o", "o.jsonl"], "no server to ask"),
+        (["x.jsonl", "-o", "o.jsonl"], "no server is named"),
         (["x.jsonl", "-o", "o.jsonl", "-s", "no-run"], "neither an address nor a run"),
         (["x.jsonl", "-o", "o.jsonl", "-s", ":9", "--format", "parquet"], "does not fit --format parquet"),
         (["x.jsonl", "-o", "o.jsonl", "-s", ":9", "--extra-body", "[1]"], "not a JSON object"),
@@ -271,13 +271,13 @@ def test_damaged_inputs_and_an_output_that_is_the_input_are_refused_in_one_line(
     assert rows.read_bytes() == b'{"prompt": "a"}\n'
 
 
-def test_what_no_run_of_ours_wrote_is_not_written_over(tmp_path: Path, null_server: NullServer) -> None:
+def test_files_that_no_run_wrote_are_not_written_over(tmp_path: Path, null_server: NullServer) -> None:
     rows = _rows(tmp_path / "rows.jsonl", [{"prompt": "a"}])
     foreign = tmp_path / "out.jsonl"
-    foreign.write_text("dear to somebody")
+    foreign.write_text("foreign")
     code, _, err = _generate(rows, foreign, null_server.url)
-    assert (code, "is there already" in err) == (2, True)
-    assert foreign.read_text() == "dear to somebody"
+    assert (code, "exists already" in err) == (2, True)
+    assert foreign.read_text() == "foreign"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from forebay.errors import UsageError
 from forebay.workload.bench.settings import BenchSettings, CacheTemperature, Workload
@@ -18,35 +19,44 @@ __all__ = ["command"]
 @click.command("bench")
 @click.argument("targets", metavar="URL|NAME...", nargs=-1)
 @click.option("--compare", "two", nargs=2, metavar="A B", help="Two addresses, runs, or plan files.")
-@click.option("--rounds", default=8, show_default=True, help="Rounds a side, for --compare.")
+@click.option("--rounds", default=8, show_default=True, help="Rounds per side, for --compare.")
 @click.option(
     "--workload", type=click.Choice([w.value for w in Workload]), help="[default: chat, or by --trace/--prompts]"
 )
-@click.option("--cache", type=click.Choice([c.value for c in CacheTemperature]), default="as-is", show_default=True)
+@click.option(
+    "--cache",
+    type=click.Choice([c.value for c in CacheTemperature]),
+    default="as-is",
+    show_default=True,
+    help="Cold: flushed and checked. Warm: the same requests are sent once before.",
+)
 @click.option("--concurrency", default=16, show_default=True, help="Closed loop: sessions in flight.")
-@click.option("--rate", type=float, help="Open loop: sessions a second, Poisson.")
-@click.option("--sessions", type=click.IntRange(min=1), help="Sessions, requests, trace records or prompts at most.")
-@click.option("--turns", default=4, show_default=True, help="Chat: turns of a session.")
-@click.option("--groups", default=4, show_default=True, help="Chat: how many different system prompts.")
-@click.option("--system-tokens", default=512, show_default=True)
-@click.option("--user-tokens", default=64, show_default=True)
+@click.option("--rate", type=float, help="Open loop: sessions per second, Poisson.")
+@click.option("--sessions", type=click.IntRange(min=1), help="At most so many sessions, requests, records or prompts.")
+@click.option("--turns", default=4, show_default=True, help="Chat: turns per session.")
+@click.option("--groups", default=4, show_default=True, help="Chat: number of different system prompts.")
+@click.option("--system-tokens", default=512, show_default=True, help="Chat: length of a system prompt.")
+@click.option("--user-tokens", default=64, show_default=True, help="Chat: length of a user message.")
 @click.option("--input-tokens", default=512, show_default=True, help="Fixed: length of a prompt.")
 @click.option("--output-tokens", default=128, show_default=True, help="Length of an answer.")
 @click.option(
     "--trace", type=click.Path(path_type=Path), envvar="FOREBAY_TRACE", help="Trace to replay [env: FOREBAY_TRACE]."
 )
 @click.option(
-    "--block-tokens", default=512, show_default=True, help="Trace: tokens for a 512-token block; less scales it down."
+    "--block-tokens",
+    default=512,
+    show_default=True,
+    help="Trace: tokens per 512-token block; fewer scale the trace down.",
 )
-@click.option("--speed", default=1.0, show_default=True, help="Trace: times as fast as recorded.")
+@click.option("--speed", default=1.0, show_default=True, help="Trace: how many times faster than recorded.")
 @click.option("--closed", is_flag=True, help="Trace: ignore its times, keep --concurrency requests in flight.")
 @click.option(
-    "--max-input-tokens", type=click.IntRange(min=1), help="Trace: leave longer prompts out, and say how many."
+    "--max-input-tokens", type=click.IntRange(min=1), help="Trace: leave out longer prompts; they are counted."
 )
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your own JSONL: conversations or prompts.")
 @click.option("--seed", type=int, help="The same prompts in every run [default: new ones].")
 @click.option("--words", is_flag=True, help="Send words where token ids would be sent.")
-@click.option("--temperature", default=0.0, show_default=True)
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the most likely token at each step.")
 @click.option("--model", help="[default: the one the server lists]")
 @click.option("--api-key", envvar="FOREBAY_API_KEY", help="Bearer token [env: FOREBAY_API_KEY].")
 @click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON; - is stdout.")
@@ -66,7 +76,7 @@ def command(targets: tuple[str, ...], two: tuple[str, str] | None, rounds: int, 
     _check_writable(json_path, html_path)
     if two is not None:
         if targets:
-            raise UsageError("--compare names both sides", fix="leave the other targets out")
+            raise UsageError("--compare already names both sides", fix="leave the other targets out")
         _compare(two, settings, rounds, json_path, html_path)
     elif len(targets) == 1:
         _measure(targets[0], settings, json_path, html_path)
@@ -76,7 +86,7 @@ def command(targets: tuple[str, ...], two: tuple[str, str] | None, rounds: int, 
 
 
 def _check_writable(*paths: str | Path | None) -> None:
-    """Before minutes are spent on a measurement: can its record be written where it is wanted?"""
+    """Refuse files that cannot be written, before anything is measured."""
     for path in paths:
         if path is None or path == "-":
             continue
@@ -89,7 +99,9 @@ def _check_writable(*paths: str | Path | None) -> None:
 def _settings(options: dict[str, Any]) -> BenchSettings:
     named = options.pop("workload")
     if named is None:
-        named = "prompts" if options["prompts"] else "chat"
+        # a trace from the environment is only the default of --trace; it does not choose the workload
+        given = click.get_current_context().get_parameter_source("trace") is ParameterSource.COMMANDLINE
+        named = "prompts" if options["prompts"] else "trace" if given else "chat"
     timed, tokens = not options.pop("closed"), not options.pop("words")
     return BenchSettings(
         workload=Workload(named), cache=CacheTemperature(options.pop("cache")), timed=timed, tokens=tokens, **options
@@ -102,9 +114,9 @@ def _measure(target: str, settings: BenchSettings, json_path: str | None, html_p
     from forebay.workload.loop import run_async
     from forebay.workload.target import resolve
 
-    result = run_async(measure(target, resolve(target), settings, watch=_watch))
+    result = run_async(measure(target, resolve(target), settings, on_progress=_show_progress))
     _clear()
-    _deliver(result.table(), result.as_json(), json_path, html_path, report(result) if html_path else "")
+    _write_result(result.table(), result.as_json(), json_path, html_path, report(result) if html_path else "")
 
 
 def _compare(
@@ -114,13 +126,13 @@ def _compare(
     from forebay.workload.bench.report import comparison_report
     from forebay.workload.loop import run_async
 
-    comparison = run_async(compare(*two, settings, rounds=rounds, tell=_tell))
+    comparison = run_async(compare(*two, settings, rounds=rounds, on_status=_show_status))
     _clear()
     page = comparison_report(comparison) if html_path else ""
-    _deliver(comparison.table(), comparison.as_json(), json_path, html_path, page)
+    _write_result(comparison.table(), comparison.as_json(), json_path, html_path, page)
 
 
-def _deliver(table: str, record: dict[str, Any], json_path: str | None, html_path: Path | None, page: str) -> None:
+def _write_result(table: str, record: dict[str, Any], json_path: str | None, html_path: Path | None, page: str) -> None:
     text = json.dumps(record, default=str)
     if html_path is not None:
         html_path.write_text(page, encoding="utf-8")
@@ -135,12 +147,12 @@ def _deliver(table: str, record: dict[str, Any], json_path: str | None, html_pat
             click.echo(f"  written: {path}")
 
 
-def _watch(what: str, done: int, total: int) -> None:
+def _show_progress(what: str, done: int, total: int) -> None:
     if sys.stderr.isatty() and (done % 16 == 0 or done == total):
         click.echo(f"\r\x1b[K{what}: {done:,} of {total:,} requests", nl=False, err=True)
 
 
-def _tell(text: str) -> None:
+def _show_status(text: str) -> None:
     click.echo(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, nl=not sys.stderr.isatty(), err=True)
 
 

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server answers, as typed records; unknown fields are ignored, missing ones are None."""
+"""The answers of an OpenAI-compatible server as typed records; unknown fields are ignored, missing ones are None."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Choice(msgspec.Struct):
 class _Body(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: Any = None  # in a stream that had begun: an object with a message, or a text
+    error: Any = None  # inside a stream: an object with a message, or a text
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -66,7 +66,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True, slots=True)
 class CompletionAnswer:
-    """One finished answer; ``reasoning`` is what the server kept apart, None when it kept nothing apart."""
+    """One finished answer; ``reasoning`` is None when the server does not separate it from the content."""
 
     content: str
     reasoning: str | None
@@ -76,7 +76,7 @@ class CompletionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One event of a stream. ``text`` is everything generated in it, reasoning included; ``error`` ends it."""
+    """One event of a stream. ``text`` includes reasoning; an ``error`` ends the stream."""
 
     text: str
     finish_reason: str | None

@@ -18,7 +18,7 @@ __all__ = ["Client", "Streamed"]
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-_LONGEST_MESSAGE = 300
+_MAX_MESSAGE = 300
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -26,7 +26,7 @@ _ENCODER = msgspec.json.Encoder()
 class Streamed:
     """One streamed answer with its times (``time.perf_counter`` seconds).
 
-    ``token_times`` has one entry for each event that carried text: the first is the first token's.
+    ``token_times`` has one entry for each event with text; the first is the time of the first token.
     """
 
     started: float
@@ -38,12 +38,12 @@ class Streamed:
 
 
 class Client:
-    """Requests to one server. One instance a server; close it when done.
+    """Requests to one server; close it when done.
 
     Args:
         url: the server's root, without ``/v1``.
         api_key: sent as a bearer token when given; never logged.
-        read_timeout_s: longest silence on an open request.
+        read_timeout_s: longest time without a byte on an open request.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, read_timeout_s: float = 1800.0) -> None:
@@ -59,7 +59,7 @@ class Client:
         """Send one request and read the whole answer.
 
         Raises:
-            RequestFailure: no answer; ``kind`` says why.
+            RequestFailure: no answer; ``kind`` is the cause.
         """
         reply = await self._connections.request("POST", path, _ENCODER.encode(body))
         if reply.status != 200:
@@ -70,14 +70,14 @@ class Client:
             raise RequestFailure(FailureKind.BAD_ANSWER, f"{error}: {_short(reply.body)}", status=200) from error
 
     async def stream(self, body: Mapping[str, Any], *, path: str = CHAT) -> Streamed:
-        """Send one streaming request and note when each event with text arrives.
+        """Send one streaming request and record when each event with text arrives.
 
         Raises:
-            RequestFailure: no answer, or one that stopped half-way.
+            RequestFailure: no answer, or an incomplete one.
         """
-        asked = _ENCODER.encode({**body, "stream": True, "stream_options": {"include_usage": True}})
+        encoded = _ENCODER.encode({**body, "stream": True, "stream_options": {"include_usage": True}})
         events = _Events(Streamed(started=time.perf_counter()))
-        reply = await self._connections.request("POST", path, asked, events.take)
+        reply = await self._connections.request("POST", path, encoded, events.take)
         result = events.result
         result.finished = time.perf_counter()
         if reply.status != 200:
@@ -114,7 +114,7 @@ class Client:
 
 
 class _Events:
-    """Server-sent events out of a body's pieces, which may end anywhere."""
+    """Reads server-sent events from the pieces of a body, which may end anywhere."""
 
     def __init__(self, result: Streamed) -> None:
         self.result = result
@@ -130,7 +130,7 @@ class _Events:
 
 
 def _take_event(result: Streamed, data: bytes, now: float) -> bool:
-    """Add one ``data:`` payload to the result; True when it was the end marker."""
+    """Add one ``data:`` payload to the result; True for the end marker."""
     if data == b"[DONE]":
         return True
     try:
@@ -169,4 +169,4 @@ def _seconds(retry_after: str | None) -> float | None:
 
 def _short(body: bytes) -> str:
     text = " ".join(body.decode("utf-8", "replace").split())
-    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
+    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "…"

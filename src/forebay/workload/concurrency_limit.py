@@ -1,9 +1,9 @@
-"""How many requests at once a server takes: found by climbing until throughput stops rising.
+"""The number of concurrent requests for a server: raised until its throughput stops rising.
 
-Throughput is read from the server's own count of generated tokens where it has one that moves with every step: a step
-of the climb then takes seconds, however long the answers are. Else Little's law gives it: at ``n`` requests in flight
-it is ``n x tokens / duration``, both sums over requests that began and ended under the same limit, so that waves of
-equally long answers do not disturb the measure. Pure: time is passed in.
+Throughput comes from the server's own count of generated tokens where it counts them at each step; a measurement then
+takes seconds, however long the answers are. Otherwise it comes from Little's law: with ``n`` requests in flight it is
+``n x tokens / duration``, both sums over requests that began and ended under the same limit, so that waves of equally
+long answers do not change it. Times are passed in.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from dataclasses import dataclass
 
 __all__ = ["ConcurrencyLimit", "ThroughputSample"]
 
-_RISE = 1.03  # a step up must bring this much to climb on
-_SAME = 0.99  # a step down may cost this much
-_EPOCH_S = 1.0  # an epoch is at least so long
-_SETTLE_S = 2.0  # by the server's count: from a change until new requests are past their prompts
-_WINDOW_S = 4.0  # and how long tokens are counted then
-_HOLD_S = 20.0  # between probes, once settled
-_BACK_OFF = 0.75
-_RECOVER_S = 10.0  # after a 429 the ceiling rises again, slowly
+_MIN_GAIN = 1.03  # a higher limit is kept when throughput rises by this factor
+_MAX_LOSS = 0.99  # a lower limit is kept when throughput stays above this factor
+_MIN_EPOCH_S = 1.0  # least length of a measurement
+_SETTLE_S = 2.0  # by the server's count: from a change of the limit until new requests are past their prompts
+_WINDOW_S = 4.0  # and then the time over which tokens are counted
+_HOLD_S = 20.0  # time between probes, once settled
+_BACK_OFF = 0.75  # factor of the limit after a 429
+_RECOVER_S = 10.0  # time after a 429 until the ceiling rises again
 
 
 @dataclass(frozen=True, slots=True)
 class ThroughputSample:
-    """What one epoch measured: the limit and its throughput, tokens a second."""
+    """One measurement: the limit and its throughput in tokens per second."""
 
     limit: int
     rate: float
 
 
 class ConcurrencyLimit:
-    """One server's limit. ``value`` is how many requests may be in flight now.
+    """The limit of one server. ``value`` is how many requests may be in flight now.
 
     Args:
-        start: the first limit tried.
-        maximum: never more than this.
-        fixed: no measuring; ``value`` stays ``start`` (back-off on 429 still holds).
+        start: the first limit.
+        maximum: upper bound.
+        fixed: do not measure; ``value`` stays ``start``, except after a 429.
     """
 
     def __init__(self, *, start: int = 16, maximum: int = 1024, fixed: bool = False) -> None:
@@ -61,11 +61,11 @@ class ConcurrencyLimit:
 
     @property
     def settled(self) -> bool:
-        """True once the climb is over; probes may still move the limit."""
+        """Whether the first rise is over; probes may still change the limit."""
         return self._state != "climb"
 
     def finished(self, started: float, now: float, tokens: int) -> None:
-        """A request that began at ``started`` brought ``tokens`` (count at least 1)."""
+        """Note a finished request: it began at ``started`` and brought ``tokens``."""
         if self._fixed or self._by_counter:
             self._recover(now)
             return
@@ -76,13 +76,11 @@ class ConcurrencyLimit:
         self._tokens += max(tokens, 1)
         self._duration += max(now - started, 1e-6)
         self._count += 1
-        if self._count >= max(self.value, 8) and now - self._first >= _EPOCH_S:
+        if self._count >= max(self.value, 8) and now - self._first >= _MIN_EPOCH_S:
             self._epoch_ended(ThroughputSample(self.value, self.value * self._tokens / self._duration), now)
 
     def counted(self, generated: float, now: float, *, full: bool) -> None:
-        """The server has generated so many tokens so far, for everybody; ``full``:
-        as many requests as allowed are in flight.
-        """
+        """Note the server's count of generated tokens; ``full``: as many requests as allowed are in flight."""
         if self._fixed:
             return
         self._by_counter = True
@@ -97,7 +95,7 @@ class ConcurrencyLimit:
             self._epoch_ended(ThroughputSample(self.value, (generated - before) / (now - began)), now)
 
     def throttled(self, started: float, now: float) -> None:
-        """The server said 429 to a request sent at ``started``. One burst of refusals counts once."""
+        """Note a 429 to a request sent at ``started``. A burst of them counts once."""
         if started < self._throttled_at:
             return
         self._throttled_at = now
@@ -106,7 +104,7 @@ class ConcurrencyLimit:
         self._settle(now)
 
     def failed(self, started: float, now: float) -> None:
-        """A request failed by the server's fault: half the limit, and climb again from there."""
+        """Note a failure of the server: halve the limit, and raise it again from there."""
         if started < self._changed_at or self._fixed:
             return
         self._move(max(1, self.value // 2), now)
@@ -117,21 +115,21 @@ class ConcurrencyLimit:
         self._recover(now)
         best = self.best
         if self._state == "climb":
-            if best is None or sample.rate >= best.rate * _RISE:
+            if best is None or sample.rate >= best.rate * _MIN_GAIN:
                 self.best = sample
-                self._climb_on(now)
+                self._raise_limit(now)
             else:
                 self._move(best.limit if sample.rate < best.rate else sample.limit, now)
                 self._settle(now)
         elif self._state == "probe":
-            self._judge_probe(sample, now)
+            self._end_probe(sample, now)
         else:
             self.best = sample
             if now - self._settled_at >= _HOLD_S:
                 self._probe(now)
             self._reset()
 
-    def _climb_on(self, now: float) -> None:
+    def _raise_limit(self, now: float) -> None:
         if self.value >= self._ceiling:
             self._settle(now)
             self._reset()
@@ -139,7 +137,7 @@ class ConcurrencyLimit:
             self._move(min(self.value * 2, self._ceiling), now)
 
     def _probe(self, now: float) -> None:
-        """Try one step away from the settled limit: up and down in turn."""
+        """Try a limit next to the settled one, higher and lower in turn."""
         wanted = min(max(1, round(self.value * self._next_probe)), self._ceiling)
         self._next_probe = 0.8 if self._next_probe > 1 else 1.25
         if wanted == self.value:
@@ -148,11 +146,11 @@ class ConcurrencyLimit:
         self._state = "probe"
         self._move(wanted, now)
 
-    def _judge_probe(self, sample: ThroughputSample, now: float) -> None:
+    def _end_probe(self, sample: ThroughputSample, now: float) -> None:
         before = self.best
         assert before is not None, "a probe starts from a measured limit"
         upward = sample.limit > before.limit
-        if sample.rate >= before.rate * (_RISE if upward else _SAME):
+        if sample.rate >= before.rate * (_MIN_GAIN if upward else _MAX_LOSS):
             self.best = sample
         else:
             self._move(before.limit, now)

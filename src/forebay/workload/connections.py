@@ -1,9 +1,8 @@
-"""Keep-alive HTTP/1.1 to one server: what driving an inference server needs of HTTP, and no more.
+"""HTTP/1.1 with keep-alive to one server.
 
-A load generator is its own bottleneck at thousands of requests a second, so the path of a request is short: one write,
-one future, httptools' parser (llhttp) called straight from the socket. A stream's pieces are handed over, and timed,
-where they arrive. Left out because inference servers have no use for them: redirects, cookies, proxies, compression
-(none is asked for).
+At thousands of requests per second the load generator itself is the bottleneck, so a request is one write, one future,
+and httptools' parser (llhttp) called from the socket's callback. Pieces of a stream are passed on, with their time, as
+they arrive. Not supported, because inference servers do not use them: redirects, cookies, proxies, compression.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from forebay.workload.failures import FailureKind, RequestFailure
 __all__ = ["Connections", "HttpReply"]
 
 OnPiece = Callable[[bytes, float], None]
-"""Takes a piece of a 200's body and when it arrived (``time.perf_counter`` seconds)."""
+"""Called with a piece of the body of a 200 and the time it arrived (``time.perf_counter`` seconds)."""
 
 _CONNECT_S = 10.0
-_LONGEST_IDLE_S = 60.0  # an idle connection older than this is not used again
-_STALE_S = 0.5  # one idle for so long may have been closed by the server at the moment it is used
-_NOTICED_S = 1.0  # that shows at once; a connection lost later is a server that died over the request
+_MAX_IDLE_S = 60.0  # a connection idle for longer is not used again
+_STALE_S = 0.5  # the server may close a connection that was idle for so long just as it is used
+_STALE_LOST_S = 1.0  # such a connection is lost within this time; one lost later died with the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,12 @@ class HttpReply:
 
 
 class Connections:
-    """All connections to one server; as many as there are requests at once. Bound to the loop that first uses it.
+    """All connections to one server: one per request in flight. Belongs to the event loop that first uses it.
 
     Args:
-        url: ``http`` or ``https``; a path in it comes before every request's.
+        url: ``http`` or ``https``; a path in it is put before the path of each request.
         headers: sent with every request.
-        read_timeout_s: longest silence on an open request.
+        read_timeout_s: longest time without a byte on an open request.
     """
 
     def __init__(self, url: str, *, headers: Mapping[str, str], read_timeout_s: float) -> None:
@@ -55,18 +54,18 @@ class Connections:
             parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            raise _no_address(url) from None
+            raise _bad_url(url) from None
         if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
-            raise _no_address(url)
+            raise _bad_url(url)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname
         self._port = port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
         fixed = {"Host": parts.netloc.rpartition("@")[2], "User-Agent": "forebay", "Accept": "*/*", **headers}
         for name, value in headers.items():
-            if not (value.isascii() and value.isprintable()):  # not shown: it may be a key
+            if not (value.isascii() and value.isprintable()):  # the value is not shown, because it may be a key
                 raise UsageError(
-                    f"the {name} header cannot be sent", fix="is there a line end or a stray letter in the key?"
+                    f"the {name} header cannot be sent", fix="check the key for line ends and letters outside ASCII"
                 )
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fixed.items()).encode("ascii")
         self._read_timeout_s = read_timeout_s
@@ -77,11 +76,11 @@ class Connections:
     async def request(self, method: str, path: str, body: bytes | None, on_piece: OnPiece | None = None) -> HttpReply:
         """Send one request and read its response.
 
-        A connection that lay idle may be closed by the server just as it is used; then the request is sent once more.
+        When the server closes an idle connection just as it is used, the request is sent once more.
 
         Raises:
-            RequestFailure: CONNECT, BROKEN, TIMEOUT, or BAD_ANSWER for what is not HTTP; and whatever ``on_piece``
-                raises.
+            RequestFailure: CONNECT, BROKEN, TIMEOUT, or BAD_ANSWER for what is not HTTP. Errors of ``on_piece`` are
+                passed on.
         """
         data = self._encoded(method, path, body)
         connection = self._take_idle()
@@ -91,8 +90,8 @@ class Connections:
             try:
                 return await self._exchange(connection, data, on_piece)
             except RequestFailure:
-                noticed = connection.lost and perf_counter() - sent < _NOTICED_S
-                if not stale or not noticed or connection.heard_anything:
+                lost = connection.lost and perf_counter() - sent < _STALE_LOST_S
+                if not stale or not lost or connection.received_any:
                     raise
         return await self._exchange(await self._open(), data, on_piece)
 
@@ -115,7 +114,7 @@ class Connections:
     def _take_idle(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable and perf_counter() - connection.idle_since < _LONGEST_IDLE_S:
+            if connection.usable and perf_counter() - connection.idle_since < _MAX_IDLE_S:
                 return connection
             connection.abort()
         return None
@@ -151,11 +150,11 @@ class Connections:
         self._sweeper = asyncio.get_running_loop().call_later(every_s, self._sweep)
 
     def _sweep(self) -> None:
-        """One timer for all requests: a timer each would cost more than the requests' own bookkeeping."""
+        """Fail requests without a byte for too long; one timer for all requests costs less than one per request."""
         self._sweeper = None
         silent_since = perf_counter() - self._read_timeout_s
         for connection in self._busy:
-            if connection.heard_at < silent_since:
+            if connection.received_at < silent_since:
                 connection.fail(RequestFailure(FailureKind.TIMEOUT, f"no byte for {self._read_timeout_s:g} s"))
         if self._busy:
             self._sweep_later()
@@ -167,8 +166,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.usable = False
         self.lost = False
-        self.heard_anything = False  # of the response to the current request
-        self.heard_at = 0.0
+        self.received_any = False  # of the response to the current request
+        self.received_at = 0.0
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -176,22 +175,22 @@ class _Connection(asyncio.Protocol):
         self._on_piece: OnPiece | None = None
         self._pieces: list[bytes] = []
         self._retry_after: str | None = None
-        self._framed = False  # the response says where it ends; else it ends with the connection
+        self._framed = False  # the response has a length or chunks; else it ends with the connection
         self._in_body = False
 
     def begin(self, data: bytes, on_piece: OnPiece | None) -> asyncio.Future[HttpReply]:
-        """Send a request; the future brings its response."""
+        """Send a request; the future is its response."""
         assert self._transport is not None, "begin comes after connection_made"
         reply: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
         self._reply, self._on_piece = reply, on_piece
         self._pieces, self._retry_after = [], None
-        self._framed = self._in_body = self.heard_anything = False
-        self.heard_at = perf_counter()
+        self._framed = self._in_body = self.received_any = False
+        self.received_at = perf_counter()
         self._transport.write(data)
         return reply
 
     def abort(self) -> None:
-        """Drop the connection now; the server sees that nobody listens any more."""
+        """Close the connection at once, so that the server stops the request."""
         self.usable = False
         if self._transport is not None:
             self._transport.abort()
@@ -205,7 +204,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: the connection is open."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
         self.usable = True
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -217,11 +216,11 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came."""
-        if self._reply is None:  # nobody asked: a late "408" before the server closes, at best
+        if self._reply is None:  # not an answer to a request: for example a "408" before the server closes
             self.abort()
             return
-        self.heard_at = perf_counter()
-        self.heard_anything = True
+        self.received_at = perf_counter()
+        self.received_any = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -229,7 +228,7 @@ class _Connection(asyncio.Protocol):
             self.fail(raised or RequestFailure(FailureKind.BAD_ANSWER, f"not HTTP: {error}: {data[:60]!r}"))
 
     def on_message_begin(self) -> None:
-        """httptools: a response begins; one that nobody asked for would be taken for the next request's."""
+        """httptools: a response begins; without an open request, close, so that it is not taken for the next one's."""
         if self._reply is None:
             self.abort()
 
@@ -244,7 +243,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """httptools: the body follows."""
         status = self._parser.get_status_code()
-        if status < 200:  # the response itself comes after it
+        if status < 200:  # informational; the response follows
             return
         self._in_body = True
         if status != 200:
@@ -253,7 +252,7 @@ class _Connection(asyncio.Protocol):
     def on_body(self, piece: bytes) -> None:
         """httptools: a piece of the body."""
         if self._on_piece is not None:
-            self._on_piece(piece, self.heard_at)
+            self._on_piece(piece, self.received_at)
         else:
             self._pieces.append(piece)
 
@@ -265,7 +264,7 @@ class _Connection(asyncio.Protocol):
         self.usable = self.usable and self._framed and self._parser.should_keep_alive()
         self._in_body = False
         reply, self._reply = self._reply, None
-        self.idle_since = self.heard_at
+        self.idle_since = self.received_at
         if not reply.done():
             body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             reply.set_result(HttpReply(status, body, self._retry_after))
@@ -273,7 +272,7 @@ class _Connection(asyncio.Protocol):
             self.abort()
 
 
-def _no_address(url: str) -> UsageError:
+def _bad_url(url: str) -> UsageError:
     return UsageError(f"{url!r} is not the address of a server", fix="http://HOST:PORT")
 
 

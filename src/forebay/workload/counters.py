@@ -1,4 +1,4 @@
-"""The server's own counters of cached tokens, as the difference over a run and never as running totals."""
+"""The server's own counters of cached tokens, as differences over a run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _COUNTS_EVERY_STEP = ("embedded", "vllm")  # SGLang counts a request's tokens wh
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """Prompt tokens taken from each tier so far, by /metrics; None when the server does not count them."""
+    """Prompt tokens served from each tier so far, by /metrics; None when the server does not count them."""
 
     hits: Mapping[str, float] | None
 
 
 async def read_hits(client: Client, kind: str) -> TierCounts:
-    """Read the counters now. Never raises: a server without them yields None."""
+    """Read the counters; None from a server that has none or does not answer."""
     try:
         status, body = await client.get("/metrics")
     except RequestFailure:
@@ -34,7 +34,7 @@ async def read_hits(client: Client, kind: str) -> TierCounts:
 
 
 async def read_generated(client: Client, kind: str) -> float | None:
-    """Tokens generated so far, step by step; None from a server that does not count so."""
+    """Tokens generated so far, counted at each step; None from a server that counts them otherwise."""
     if kind not in _COUNTS_EVERY_STEP:
         return None
     try:
@@ -45,8 +45,8 @@ async def read_generated(client: Client, kind: str) -> float | None:
 
 
 def difference(before: TierCounts, after: TierCounts) -> dict[str, int] | None:
-    """What was taken from each tier between two readings; None when it was not counted,
-    or the server restarted between them.
+    """Prompt tokens served from each tier between two readings; None when not counted, or when the server restarted
+    between them.
     """
     if after.hits is None:
         return None

@@ -1,4 +1,4 @@
-"""What a person may name as a server, an address or a run, and what answers there."""
+"""From an address or a run name to a URL, and what the server there serves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from forebay.servers.registry import server_of_owner
 from forebay.workload.client import Client
 from forebay.workload.failures import RequestFailure
 
-__all__ = ["ServerIdentity", "identify", "is_ready", "resolve", "up_address"]
+__all__ = ["ServerIdentity", "identify", "is_ready", "up_address"]
 
-# What of a server's own report changes its answers; looked for at any depth, by these names (SGLang's, vLLM's and
-# ours).
-_SETTINGS_THAT_MATTER = frozenset(
+# Settings that change a server's answers, as SGLang, vLLM and the embedded server call them; looked for at any depth of
+# its report
+_ANSWER_SETTINGS = frozenset(
     {
         "model_path",
         "model",
@@ -36,7 +36,7 @@ _SETTINGS_THAT_MATTER = frozenset(
         "lora_paths",
     }
 )
-_DEFAULT_PORT = 30000  # of `forebay up`
+_DEFAULT_PORT = 30000  # of ``forebay up``
 _INFO_PATHS = ("/server_info", "/get_server_info")
 
 
@@ -45,9 +45,9 @@ class ServerIdentity:
     """What a server says it is.
 
     Attributes:
-        model: the name to put into requests.
+        model: the model name for requests.
         kind: ``embedded``, ``sglang``, ``vllm`` or ``unknown``.
-        settings: those of its settings that change its answers; empty when it does not tell.
+        settings: the settings that change its answers; empty when it does not report them.
     """
 
     model: str
@@ -77,7 +77,7 @@ def resolve(name: str) -> str:
 
 
 async def is_ready(client: Client, *, timeout_s: float = 5.0) -> bool:
-    """Health says 2xx; a server without ``/health`` is ready when it lists its models. The body is never asked."""
+    """Whether ``/health`` answers 2xx; a server without ``/health`` is ready when it lists its models."""
     try:
         status, _ = await client.get("/health", timeout_s=timeout_s)
         if status == 404:
@@ -91,7 +91,7 @@ async def identify(client: Client, *, model: str | None = None) -> ServerIdentit
     """Ask a ready server what it serves.
 
     Args:
-        model: the name the user wants; None takes the only, or first, model listed.
+        model: the name to ask for; None takes the first model listed.
 
     Raises:
         RequestFailure: it does not answer.
@@ -135,31 +135,50 @@ async def _server_info(client: Client) -> dict[str, Any]:
 
 
 def _collect(value: Any, into: dict[str, Any]) -> None:
-    """Gather settings that matter; the outermost mention of a name wins, and one in effect before one asked for."""
+    """Add the answer settings in ``value`` to ``into``; the outermost mention of a name wins, and ``effective`` before
+    ``asked``.
+    """
     if not isinstance(value, dict):
         return
     for name, inner in value.items():
         plain = isinstance(inner, (str, int, float, bool))
-        if name in _SETTINGS_THAT_MATTER and plain:
+        if name in _ANSWER_SETTINGS and plain:
             into.setdefault(name, inner)
     for name in sorted(value, key=lambda name: name != "effective"):
         _collect(value[name], into)
 
 
 def up_address(what: str) -> str:
-    """Where ``forebay up WHAT`` will serve: ``--port`` in it, else the saved plan's port,
-    else the operator's default.
+    """Where ``forebay up WHAT`` will serve: ``--port`` in it, else the saved plan's port, else the default of ``up``.
+
+    Raises:
+        UsageError: an unclosed quote, or a plan file that is not JSON.
     """
-    words = shlex.split(what)
+    words = split_command(what)
     for given in (words, _plan_command(words)):
         if "--port" in given[:-1]:
             return f"http://127.0.0.1:{given[given.index('--port') + 1]}"
     return f"http://127.0.0.1:{_DEFAULT_PORT}"
 
 
+def split_command(what: str) -> list[str]:
+    """The words of a command line, as a shell reads them.
+
+    Raises:
+        UsageError: an unclosed quote.
+    """
+    try:
+        return shlex.split(what)
+    except ValueError as error:
+        raise UsageError(f"--up {what!r} is not a command line: {error}", fix="close the quotes") from None
+
+
 def _plan_command(words: list[str]) -> list[str]:
     plan = Path(next((word for word in words if word.endswith(".json")), ""))
     if not plan.is_file():
         return []
-    command = json.loads(plan.read_text(encoding="utf-8")).get("command")
+    try:
+        command = json.loads(plan.read_bytes())["command"]
+    except (ValueError, KeyError, TypeError, OSError):
+        raise UsageError(f"{plan} is not a plan file", fix=f"forebay plan MODEL --json > {plan}") from None
     return [str(word) for word in command] if isinstance(command, list) else []

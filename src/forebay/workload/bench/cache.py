@@ -1,4 +1,4 @@
-"""The server's cache, brought into the state asked for before a run, with the evidence that it is in it."""
+"""Bring the server's cache into the state asked for before a run, and check that it is in it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from forebay.workload.counters import difference, read_hits
 from forebay.workload.failures import RequestFailure
 from forebay.workload.target import ServerIdentity
 
-__all__ = ["CacheRecord", "flush_seen"]
+__all__ = ["CacheRecord", "flush_and_check"]
 
 _FLUSHES = ("/flush_cache", "/reset_prefix_cache")  # embedded and SGLang; vLLM in development mode
-_PROBE_TOKENS = 640  # more than one page of every server we know
+_PROBE_TOKENS = 640  # more than one page of each known server
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRecord:
-    """The state of the cache when a run began. ``seen`` is False where nothing could be seen."""
+    """The state of the cache when a run began. ``seen`` is False where it could not be observed."""
 
     state: CacheTemperature
     seen: bool
     evidence: str
 
 
-async def flush_seen(client: Client, server: ServerIdentity, maker: PromptGenerator) -> CacheRecord:
-    """Flush every tier, and see it: a prompt that hit before the flush misses after it.
+async def flush_and_check(client: Client, server: ServerIdentity, generator: PromptGenerator) -> CacheRecord:
+    """Flush every tier, and check that a prompt that hit before the flush misses after it.
 
     Raises:
         NotInEffectError: the server cannot flush, or the probe still hits after it did.
     """
-    body = _probe(server.model, maker)
+    body = _probe(server.model, generator)
     await _cached_tokens(client, server, body)
     before = await _cached_tokens(client, server, body)
     path = await _flush(client)
@@ -73,17 +73,19 @@ async def _flush(client: Client) -> str:
     )
 
 
-def _probe(model: str, maker: PromptGenerator) -> dict[str, Any]:
+def _probe(model: str, generator: PromptGenerator) -> dict[str, Any]:
     text = (
-        maker.with_salt(maker.salt + " probe").text("is it flushed", _PROBE_TOKENS) if maker.highest_id is None else ""
+        generator.with_salt(generator.salt + " probe").text("is it flushed", _PROBE_TOKENS)
+        if generator.highest_id is None
+        else ""
     )
     if not text:
-        text = PromptGenerator(maker.salt + " probe", None).text("is it flushed", _PROBE_TOKENS)
+        text = PromptGenerator(generator.salt + " probe", None).text("is it flushed", _PROBE_TOKENS)
     return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0}
 
 
 async def _cached_tokens(client: Client, server: ServerIdentity, body: dict[str, Any]) -> int | None:
-    """Cached tokens of one ask: from its usage, else from the counters; None when neither tells."""
+    """Cached tokens of one request: from its usage, else from the counters; None when neither reports them."""
     first = await read_hits(client, server.kind)
     answer = await client.chat(body)
     if answer.usage is not None and answer.usage.cached_tokens is not None:

@@ -1,7 +1,7 @@
-"""A against B: loads of the same shape on both sides, in interleaved rounds, so that what drifts drifts on both.
+"""Compare A with B: loads of the same shape on both sides, in interleaved rounds, so that drift affects both alike.
 
-Where both can be up, rounds alternate (A B, B A, ...). Where they cannot (plan files), each is started, measured and
-ended in the order A B B A, and what a start costs is kept apart.
+Two servers that are up: rounds alternate (A B, B A, ...). Two plan files: each server is started, measured and ended in
+the order A B B A, and the time of a start is reported apart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forebay.workload.target import resolve, up_address
 __all__ = ["Comparison", "compare"]
 
 MEASURES: dict[str, tuple[str, Callable[[Result], float], bool]] = {
-    "output": ("output tokens a second", lambda r: r.output_per_s.value, True),
+    "output": ("output tokens per second", lambda r: r.output_per_s.value, True),
     "first_token": ("time to first token, p50", lambda r: r.first_token_s[50].value, False),
     "between_tokens": ("time between tokens, p50", lambda r: _gap(r), False),
 }
@@ -34,8 +34,8 @@ MEASURES: dict[str, tuple[str, Callable[[Result], float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All rounds of both sides; ``ratios`` are B over A. ``start_s`` has one entry a start,
-    for sides that were started.
+    """All rounds of both sides; ``ratios`` are B over A. ``start_s`` has one entry per start, for sides that were
+    started.
     """
 
     a: str
@@ -61,13 +61,13 @@ class Comparison:
         }
 
     def table(self) -> str:
-        """For a terminal: a verdict for each measure."""
-        lines = [f"A = {self.a}", f"B = {self.b}", f"{len(self.rounds_a)} rounds a side, interleaved; 99 % intervals"]
+        """Text for a terminal: one line per measure."""
+        lines = [f"A = {self.a}", f"B = {self.b}", f"{len(self.rounds_a)} rounds per side, interleaved; 99 % intervals"]
         for name, (title, value, more_is_better) in MEASURES.items():
             sides = [sorted(value(r) for r in rounds)[len(rounds) // 2] for rounds in (self.rounds_a, self.rounds_b)]
             lines.append(
                 f"  {title:<26} A {_shown(name, sides[0])}  B {_shown(name, sides[1])}  "
-                f"{verdict(self.ratios[name], more_is_better)}"
+                + verdict(self.ratios[name], more_is_better)
             )
         for side, seconds in self.start_s.items():
             lines.append(f"  start of {side}: " + ", ".join(f"{value:.1f} s" for value in seconds))
@@ -76,7 +76,7 @@ class Comparison:
 
 
 def verdict(ratio: Ratio | None, more_is_better: bool) -> str:
-    """Words for a ratio: ``no difference`` unless its interval leaves 1 out."""
+    """A ratio as text: ``no difference`` unless its interval excludes 1."""
     if ratio is None:
         return "too few rounds to say"
     numbers = f"B/A {ratio.value:.3f} [{ratio.low:.3f} – {ratio.high:.3f}]"
@@ -87,17 +87,22 @@ def verdict(ratio: Ratio | None, more_is_better: bool) -> str:
 
 
 async def compare(
-    a: str, b: str, settings: BenchSettings, *, rounds: int, tell: Callable[[str], None] = lambda _text: None
+    a: str,
+    b: str,
+    settings: BenchSettings,
+    *,
+    rounds: int,
+    on_status: Callable[[str], None] = lambda _text: None,
 ) -> Comparison:
     """Measure both sides.
 
     Args:
-        a, b: addresses, runs, or plan files (then both must be plan files).
-        rounds: on each side.
+        a, b: addresses or run names, or two plan files.
+        rounds: rounds per side.
 
     Raises:
         UsageError: too few rounds, or a plan file against something else.
-        DeadError: a side is not there, or its plan did not come up.
+        DeadError: a side does not answer, or its plan did not start.
     """
     if rounds < 2:
         raise UsageError(f"--rounds is {rounds}; an interval needs at least 2", fix="--rounds 8")
@@ -108,50 +113,61 @@ async def compare(
             fix="start it with `forebay up` and give its run's name",
         )
     if plans[0]:
-        return await _in_turn(a, b, settings, rounds, tell)
-    urls = [resolve(side) for side in (a, b)]
-    benches = [await Bench.connect(side, url, settings) for side, url in zip((a, b), urls, strict=True)]
+        return await _compare_plans(a, b, settings, rounds, on_status)
+    return await _compare_servers((a, b), (resolve(a), resolve(b)), settings, rounds, on_status)
+
+
+async def _compare_servers(
+    names: tuple[str, str],
+    urls: tuple[str, str],
+    settings: BenchSettings,
+    rounds: int,
+    on_status: Callable[[str], None],
+) -> Comparison:
+    benches = [await Bench.connect(side, url, settings) for side, url in zip(names, urls, strict=True)]
     results: tuple[list[Result], list[Result]] = ([], [])
     try:
-        for bench in benches:  # connections, caches of code, clocks: the first load of a process is never like the next
-            tell(f"warming up: {bench.target}")
+        for bench in benches:  # the first load of a process is slower: connections, code caches, clocks
+            on_status(f"warming up: {bench.target}")
             await bench.run(salt_of(settings, f"warm-up {bench.target}"))
         for number in range(rounds):
             for side in (0, 1) if number % 2 == 0 else (1, 0):
-                tell(f"round {number + 1} of {rounds}: {'AB'[side]}")
+                on_status(f"round {number + 1} of {rounds}: {'AB'[side]}")
                 results[side].append(await benches[side].run(_salt(settings, number, side)))
     finally:
         for bench in benches:
             await bench.close()
-    return _sum_up(a, b, results, {})
+    return _comparison(*names, results, {})
 
 
-async def _in_turn(a: str, b: str, settings: BenchSettings, rounds: int, tell: Callable[[str], None]) -> Comparison:
+async def _compare_plans(
+    a: str, b: str, settings: BenchSettings, rounds: int, on_status: Callable[[str], None]
+) -> Comparison:
     results: tuple[list[Result], list[Result]] = ([], [])
     start_s: dict[str, list[float]] = {"A": [], "B": []}
     halves = (rounds - rounds // 2, rounds // 2)
     for side, half in ((0, 0), (1, 0), (1, 1), (0, 1)):
         plan = (a, b)[side]
         name = f"bench-{'ab'[side]}"
-        tell(f"starting {plan}")
+        on_status(f"starting {plan}")
         began = time.monotonic()
-        async with _up(plan, name):
+        async with _running_server(plan, name):
             start_s["AB"[side]].append(time.monotonic() - began)
             bench = await Bench.connect(plan, up_address(plan), settings)
             try:
                 await bench.run(salt_of(settings, f"warm-up {plan}"))
                 done = len(results[side])
                 for number in range(done, done + halves[half]):
-                    tell(f"round {number + 1} of {rounds}: {'AB'[side]}")
+                    on_status(f"round {number + 1} of {rounds}: {'AB'[side]}")
                     results[side].append(await bench.run(_salt(settings, number, side)))
             finally:
                 await bench.close()
-    return _sum_up(a, b, results, start_s)
+    return _comparison(a, b, results, start_s)
 
 
 @asynccontextmanager
-async def _up(plan: str, name: str) -> AsyncIterator[None]:
-    """A server started from a plan, and ended whatever happens."""
+async def _running_server(plan: str, name: str) -> AsyncIterator[None]:
+    """A server started from a plan, and ended on every way out."""
     code, said = await _forebay(up_command(plan, "--name", name))
     if code != 0:
         raise DeadError(f"`forebay up {plan}` ended with exit code {code}: {said}", fix=f"forebay doctor {name}")
@@ -162,7 +178,7 @@ async def _up(plan: str, name: str) -> AsyncIterator[None]:
 
 
 async def _forebay(command: list[str]) -> tuple[int, str]:
-    """Exit code and the last line it printed."""
+    """The exit code and the last line on stderr."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
@@ -171,7 +187,9 @@ async def _forebay(command: list[str]) -> tuple[int, str]:
     return process.returncode or 0, lines[-1] if lines else ""
 
 
-def _sum_up(a: str, b: str, results: tuple[list[Result], list[Result]], start_s: dict[str, list[float]]) -> Comparison:
+def _comparison(
+    a: str, b: str, results: tuple[list[Result], list[Result]], start_s: dict[str, list[float]]
+) -> Comparison:
     ratios = {
         name: ratio_of_rounds([value(r) for r in results[0]], [value(r) for r in results[1]])
         for name, (_, value, _) in MEASURES.items()
@@ -180,8 +198,8 @@ def _sum_up(a: str, b: str, results: tuple[list[Result], list[Result]], start_s:
 
 
 def _salt(settings: BenchSettings, number: int, side: int) -> str:
-    """Each side and round has prompts of its own, alike in shape:
-    two names of one server must not warm each other's cache.
+    """Each side and round has its own prompts of the same shape: two names of one server must not warm each other's
+    cache.
     """
     return salt_of(settings, f"round {number} {'AB'[side]}")
 

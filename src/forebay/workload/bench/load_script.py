@@ -1,4 +1,4 @@
-"""The load as a script: which sessions, which turns, when. A pure function of the settings, the maker and a seed."""
+"""The load: sessions, their turns and their times; a function of the settings, the prompt generator and the salt."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TRACE_BLOCK = 512  # tokens a block id of a trace stands for
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One request to send: where, the prompt part of the body, the longest answer,
-    and what of the prompt is a repetition.
+    """One request: path, the prompt part of the body, the longest answer, and how many prompt tokens repeat earlier
+    prompts.
     """
 
     path: str
@@ -35,17 +35,17 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Requests that follow one another. ``ask(n, answers)`` is the n-th, given the answers so far."""
+    """Requests that follow one another. ``request(n, answers)`` is the n-th, given the answers so far."""
 
     number: int
-    at: float | None  # seconds after the start; None: as soon as there is room
+    at: float | None  # seconds after the start; None: when a session before it has ended
     turns: int
-    ask: Callable[[int, list[str]], TurnRequest]
+    request: Callable[[int, list[str]], TurnRequest]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadScript:
-    """A load. ``left_out`` counts trace records that were too long."""
+    """A load. ``left_out`` counts trace records that were longer than the limit."""
 
     sessions: list[Session]
     requests: int
@@ -53,34 +53,36 @@ class LoadScript:
 
     @property
     def timed(self) -> bool:
-        """Whether sessions have their own times (open loop)."""
+        """Whether sessions have start times (open loop)."""
         return bool(self.sessions) and self.sessions[0].at is not None
 
 
-def write_script(settings: BenchSettings, maker: PromptGenerator) -> LoadScript:
+def write_script(settings: BenchSettings, generator: PromptGenerator) -> LoadScript:
     """The script of one run.
 
     Raises:
         UsageError: the trace or prompts file is missing or not of its format.
     """
-    arrivals = _arrivals(settings, maker)
+    arrivals = _arrivals(settings, generator)
     left_out = 0
     if settings.workload is Workload.CHAT:
-        sessions = [_chat(settings, maker, n, next(arrivals)) for n in range(settings.session_count)]
+        sessions = [_chat(settings, generator, n, next(arrivals)) for n in range(settings.session_count)]
     elif settings.workload is Workload.FIXED:
-        sessions = [_fixed(settings, maker, n, next(arrivals)) for n in range(settings.session_count)]
+        sessions = [_fixed(settings, generator, n, next(arrivals)) for n in range(settings.session_count)]
     elif settings.workload is Workload.TRACE:
-        sessions, left_out = _trace(settings, maker)
+        sessions, left_out = _trace(settings, generator)
     else:
-        sessions = [_own(settings, n, turns, next(arrivals)) for n, turns in enumerate(_own_prompts(settings))]
+        sessions = [
+            _own_prompts_session(settings, n, turns, next(arrivals)) for n, turns in enumerate(_own_prompts(settings))
+        ]
     if not sessions:
         raise UsageError("the workload has no requests", fix="raise --sessions or --max-input-tokens")
     return LoadScript(sessions, sum(session.turns for session in sessions), left_out)
 
 
-def _arrivals(settings: BenchSettings, maker: PromptGenerator) -> Iterator[float | None]:
-    """Poisson arrivals for a rate; None for ever in a closed loop."""
-    chosen, at = random.Random(f"arrivals {maker.salt}"), 0.0
+def _arrivals(settings: BenchSettings, generator: PromptGenerator) -> Iterator[float | None]:
+    """Poisson arrival times for a rate; None for each session of a closed loop."""
+    chosen, at = random.Random(f"arrivals {generator.salt}"), 0.0
     while True:
         if settings.rate is None:
             yield None
@@ -89,12 +91,12 @@ def _arrivals(settings: BenchSettings, maker: PromptGenerator) -> Iterator[float
             at += chosen.expovariate(settings.rate)
 
 
-def _chat(settings: BenchSettings, maker: PromptGenerator, number: int, at: float | None) -> Session:
+def _chat(settings: BenchSettings, generator: PromptGenerator, number: int, at: float | None) -> Session:
     group = number % settings.groups
-    system = {"role": "system", "content": maker.text(("system", group), settings.system_tokens)}
-    prompts = [maker.text(("user", number, turn), settings.user_tokens) for turn in range(settings.turns)]
+    system = {"role": "system", "content": generator.text(("system", group), settings.system_tokens)}
+    prompts = [generator.text(("user", number, turn), settings.user_tokens) for turn in range(settings.turns)]
 
-    def ask(turn: int, answers: list[str]) -> TurnRequest:
+    def request(turn: int, answers: list[str]) -> TurnRequest:
         messages = [system]
         for prompt, answer in zip(prompts, answers):
             messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
@@ -103,26 +105,26 @@ def _chat(settings: BenchSettings, maker: PromptGenerator, number: int, at: floa
         reused = shared + turn * (settings.user_tokens + settings.output_tokens)
         return TurnRequest(CHAT, {"messages": messages}, settings.output_tokens, True, reused)
 
-    return Session(number, at, settings.turns, ask)
+    return Session(number, at, settings.turns, request)
 
 
-def _prompt_body(maker: PromptGenerator, blocks: list[tuple[object, int]]) -> tuple[str, dict[str, Any]]:
-    """Path and body for a prompt made of named blocks."""
-    if maker.highest_id is not None:
-        return COMPLETIONS, {"prompt": [token for name, count in blocks for token in maker.ids(name, count)]}
-    text = " ".join(maker.text(name, count) for name, count in blocks)
+def _prompt_body(generator: PromptGenerator, blocks: list[tuple[object, int]]) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request whose prompt is made of named blocks."""
+    if generator.highest_id is not None:
+        return COMPLETIONS, {"prompt": [token for name, count in blocks for token in generator.ids(name, count)]}
+    text = " ".join(generator.text(name, count) for name, count in blocks)
     return CHAT, {"messages": [{"role": "user", "content": text}]}
 
 
-def _fixed(settings: BenchSettings, maker: PromptGenerator, number: int, at: float | None) -> Session:
-    def ask(_turn: int, _answers: list[str]) -> TurnRequest:
-        path, body = _prompt_body(maker, [(("fixed", number), settings.input_tokens)])
+def _fixed(settings: BenchSettings, generator: PromptGenerator, number: int, at: float | None) -> Session:
+    def request(_turn: int, _answers: list[str]) -> TurnRequest:
+        path, body = _prompt_body(generator, [(("fixed", number), settings.input_tokens)])
         return TurnRequest(path, body, settings.output_tokens, True, 0)
 
-    return Session(number, at, 1, ask)
+    return Session(number, at, 1, request)
 
 
-def _trace(settings: BenchSettings, maker: PromptGenerator) -> tuple[list[Session], int]:
+def _trace(settings: BenchSettings, generator: PromptGenerator) -> tuple[list[Session], int]:
     assert settings.trace is not None, "checked with the settings"
     scale = settings.block_tokens / _TRACE_BLOCK
     sessions: list[Session] = []
@@ -141,16 +143,16 @@ def _trace(settings: BenchSettings, maker: PromptGenerator) -> tuple[list[Sessio
         reused = min(known * settings.block_tokens, length)
         at = record["timestamp"] / 1000 / settings.speed if settings.timed else None
         output = max(1, round(record["output_length"] * scale))
-        sessions.append(_trace_session(settings, maker, len(sessions), at, hashes, length, output, reused))
+        sessions.append(_trace_session(settings, generator, len(sessions), at, hashes, length, output, reused))
     if sessions and sessions[0].at is not None:
         start = sessions[0].at
-        sessions = [Session(s.number, (s.at or 0.0) - start, s.turns, s.ask) for s in sessions]
+        sessions = [Session(s.number, (s.at or 0.0) - start, s.turns, s.request) for s in sessions]
     return sessions, left_out
 
 
 def _trace_session(
     settings: BenchSettings,
-    maker: PromptGenerator,
+    generator: PromptGenerator,
     number: int,
     at: float | None,
     hashes: list[int],
@@ -158,7 +160,7 @@ def _trace_session(
     output: int,
     reused: int,
 ) -> Session:
-    def ask(_turn: int, _answers: list[str]) -> TurnRequest:
+    def request(_turn: int, _answers: list[str]) -> TurnRequest:
         blocks: list[tuple[object, int]] = []
         left = length
         for place, block in enumerate(hashes):
@@ -168,10 +170,10 @@ def _trace_session(
             left -= count
         if left:
             blocks.append((("trace", "rest", number), left))
-        path, body = _prompt_body(maker, blocks)
+        path, body = _prompt_body(generator, blocks)
         return TurnRequest(path, body, output, True, reused)
 
-    return Session(number, at, 1, ask)
+    return Session(number, at, 1, request)
 
 
 def _trace_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -194,7 +196,7 @@ def _trace_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _own_prompts(settings: BenchSettings) -> Iterator[list[dict[str, str]]]:
-    """Messages without assistant turns, of each row of the user's file."""
+    """The messages of each row of the user's file, without assistant turns."""
     from forebay.workload.generate.rows import Malformed, parse_row
     from forebay.workload.generate.sources import open_source
 
@@ -207,14 +209,16 @@ def _own_prompts(settings: BenchSettings) -> Iterator[list[dict[str, str]]]:
         yield system + [{"role": "user", "content": text} for text in row.prompts]
 
 
-def _own(settings: BenchSettings, number: int, messages: list[dict[str, str]], at: float | None) -> Session:
+def _own_prompts_session(
+    settings: BenchSettings, number: int, messages: list[dict[str, str]], at: float | None
+) -> Session:
     system = [message for message in messages if message["role"] == "system"]
     prompts = messages[len(system) :]
 
-    def ask(turn: int, answers: list[str]) -> TurnRequest:
-        asked = list(system)
+    def request(turn: int, answers: list[str]) -> TurnRequest:
+        messages_so_far = list(system)
         for prompt, answer in zip(prompts, answers):
-            asked += [prompt, {"role": "assistant", "content": answer}]
-        return TurnRequest(CHAT, {"messages": [*asked, prompts[turn]]}, settings.output_tokens, False, None)
+            messages_so_far += [prompt, {"role": "assistant", "content": answer}]
+        return TurnRequest(CHAT, {"messages": [*messages_so_far, prompts[turn]]}, settings.output_tokens, False, None)
 
-    return Session(number, at, len(prompts), ask)
+    return Session(number, at, len(prompts), request)

@@ -1,7 +1,6 @@
-"""Prompts made from ids: equal ids give equal blocks, other ids give other blocks,
-and another salt gives other blocks for all.
+"""Prompts made from ids: equal ids give equal blocks, and another salt gives other blocks for all ids.
 
-A block is either token ids (exact lengths) or words (lengths by the tokenizer's measured tokens a word).
+A block is token ids (exact lengths) or words (lengths by the measured tokens per word).
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import numpy as np
 from forebay.workload.client import COMPLETIONS, Client
 from forebay.workload.failures import FailureKind, RequestFailure
 
-__all__ = ["PromptGenerator", "probe_maker"]
+__all__ = ["PromptGenerator", "probe_prompt_generator"]
 
-# Short, frequent English words: one token each in most vocabularies. The ratio is measured, so exceptions do no harm.
+# Short, frequent English words: one token each in most vocabularies; the real number of tokens per word is measured
 WORDS = [
     "time",
     "year",
@@ -117,18 +116,18 @@ WORDS = [
     "force",
     "education",
 ]
-_LOWEST_ID = 20  # below lie special tokens in many vocabularies
-_HIGHEST_IDS = (30000, 8000, 1000, 250)  # tried in turn: the server's vocabulary is not known
+_MIN_ID = 20  # lower ids are special tokens in many vocabularies
+_MAX_IDS = (30000, 8000, 1000, 250)  # tried in turn, because the size of the server's vocabulary is not known
 
 
 @dataclass(frozen=True, slots=True)
 class PromptGenerator:
-    """Makes blocks.
+    """Makes blocks of tokens or words.
 
     Attributes:
-        salt: text mixed into every block.
+        salt: text hashed into every block.
         highest_id: token ids are drawn below this; None makes words.
-        tokens_per_word: measured at the server; only used for words.
+        tokens_per_word: as measured at the server; used for words only.
     """
 
     salt: str
@@ -137,8 +136,8 @@ class PromptGenerator:
 
     def ids(self, name: Hashable, count: int) -> tuple[int, ...]:
         """``count`` token ids of the block ``name``; a shorter block is a prefix of a longer one."""
-        assert self.highest_id is not None, "this maker makes words"
-        return _draw(self.salt, name, count, _LOWEST_ID, self.highest_id)
+        assert self.highest_id is not None, "this generator makes words"
+        return _draw(self.salt, name, count, _MIN_ID, self.highest_id)
 
     def text(self, name: Hashable, tokens: int) -> str:
         """Words of about ``tokens`` tokens, for the block ``name``."""
@@ -146,7 +145,7 @@ class PromptGenerator:
         return " ".join(WORDS[number] for number in _draw(self.salt, name, count, 0, len(WORDS)))
 
     def with_salt(self, salt: str) -> PromptGenerator:
-        """The same for another run."""
+        """The same generator with another salt."""
         return PromptGenerator(salt, self.highest_id, self.tokens_per_word)
 
 
@@ -156,15 +155,15 @@ def _draw(salt: str, name: Hashable, count: int, low: int, high: int) -> tuple[i
     return tuple(np.random.default_rng(int.from_bytes(digest, "big")).integers(low, high, size=count).tolist())
 
 
-async def probe_maker(client: Client, model: str, salt: str, *, tokens: bool) -> PromptGenerator:
-    """Find out how prompts can be sent: as ids below some bound, else as words, and how many tokens a word is.
+async def probe_prompt_generator(client: Client, model: str, salt: str, *, tokens: bool) -> PromptGenerator:
+    """Find out how prompts can be sent: as token ids below some bound, else as words, and how many tokens a word is.
 
     Raises:
-        RequestFailure: the server answers neither way.
+        RequestFailure: the server accepts neither.
     """
     if tokens:
-        for highest in _HIGHEST_IDS:
-            body = {"model": model, "prompt": [_LOWEST_ID, highest - 1], "max_tokens": 1, "temperature": 0}
+        for highest in _MAX_IDS:
+            body = {"model": model, "prompt": [_MIN_ID, highest - 1], "max_tokens": 1, "temperature": 0}
             try:
                 answer = await client.chat(body, path=COMPLETIONS)
             except RequestFailure as failure:

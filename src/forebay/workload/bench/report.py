@@ -1,4 +1,4 @@
-"""One self-contained HTML file: numbers, settings, and plots as inline SVG. No script, nothing fetched."""
+"""The report: one HTML file with numbers, settings and plots as inline SVG, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def report(result: Result) -> str:
         _numbers([("", result)]),
         _section("Throughput over time", _time_plot([("", result)])),
         _section(
-            "Latency: share of requests (left) and of tokens (right) at most so slow", _latency_plot([("", result)])
+            "Latency: share of requests (left) and of tokens (right) that took at most this long",
+            _latency_plot([("", result)]),
         ),
         _section("Where prompt tokens came from, over time", _tier_plot(result)),
         "<h2>Settings</h2><pre>" + html.escape(json.dumps(result.workload, indent=1, default=str)) + "</pre>",
@@ -53,7 +54,7 @@ def report(result: Result) -> str:
 
 
 def comparison_report(comparison: Comparison) -> str:
-    """The page of a comparison: verdicts, every round, and the latencies of all rounds together.
+    """The page of a comparison: the ratios, every round, and the latencies of the last round.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -76,7 +77,7 @@ def comparison_report(comparison: Comparison) -> str:
     ]
     title = f"A {html.escape(comparison.a)} against B {html.escape(comparison.b)}"
     return _PAGE.format(
-        title=title, sub=f"{len(comparison.rounds_a)} interleaved rounds a side; 99 % intervals", body="\n".join(body)
+        title=title, sub=f"{len(comparison.rounds_a)} interleaved rounds per side; 99 % intervals", body="\n".join(body)
     )
 
 

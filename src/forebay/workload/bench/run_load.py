@@ -1,4 +1,4 @@
-"""Plays a script against a server and takes the times."""
+"""Send a load to a server and measure the times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from forebay.workload.bench.samples import RequestSample
 from forebay.workload.client import Client, Streamed
 from forebay.workload.failures import RequestFailure
 
-__all__ = ["Played", "play"]
+__all__ = ["LoadResult", "run_load"]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """A load that was played. ``own_cpu`` is the share of one core this process used: near 1,
-    the bench was the bottleneck.
+class LoadResult:
+    """The samples of a load. ``own_cpu`` is the share of one core this process used: near 1, the bench was the
+    bottleneck.
     """
 
     samples: list[RequestSample]
@@ -28,7 +28,7 @@ class Played:
     own_cpu: float
 
 
-async def play(
+async def run_load(
     client: Client,
     model: str,
     script: LoadScript,
@@ -36,24 +36,24 @@ async def play(
     concurrency: int,
     temperature: float = 0.0,
     on_sample: Callable[[RequestSample], None] = lambda _sample: None,
-) -> Played:
-    """Play every session; failed requests end their session and are counted, never repeated.
+) -> LoadResult:
+    """Run every session; a failed request ends its session and is counted, never repeated.
 
-    Closed loop: ``concurrency`` sessions at once, in order. Open loop (timed sessions): each at its time, however many
-    there are.
+    Closed loop: ``concurrency`` sessions at once, in order. Open loop (timed sessions): each at its time, without a
+        limit.
     """
-    player = _Player(client, model, temperature, on_sample)
+    runner = _LoadRunner(client, model, temperature, on_sample)
     cpu = time.process_time()
     if script.timed:
-        await asyncio.gather(*[player.at_its_time(session) for session in script.sessions])
+        await asyncio.gather(*[runner.open_loop_session(session) for session in script.sessions])
     else:
         waiting = iter(script.sessions)
-        await asyncio.gather(*[player.one_after_other(waiting) for _ in range(concurrency)])
-    seconds = time.perf_counter() - player.zero
-    return Played(player.samples, seconds, (time.process_time() - cpu) / max(seconds, 1e-9))
+        await asyncio.gather(*[runner.closed_loop(waiting) for _ in range(concurrency)])
+    seconds = time.perf_counter() - runner.zero
+    return LoadResult(runner.samples, seconds, (time.process_time() - cpu) / max(seconds, 1e-9))
 
 
-class _Player:
+class _LoadRunner:
     def __init__(
         self, client: Client, model: str, temperature: float, on_sample: Callable[[RequestSample], None]
     ) -> None:
@@ -64,11 +64,11 @@ class _Player:
         self._temperature = temperature
         self._on_sample = on_sample
 
-    async def one_after_other(self, waiting: Iterator[Session]) -> None:
+    async def closed_loop(self, waiting: Iterator[Session]) -> None:
         for session in waiting:
             await self._session(session, self._now())
 
-    async def at_its_time(self, session: Session) -> None:
+    async def open_loop_session(self, session: Session) -> None:
         assert session.at is not None, "an open loop has times"
         await asyncio.sleep(max(0.0, session.at - self._now()))
         await self._session(session, session.at)
@@ -79,17 +79,17 @@ class _Player:
     async def _session(self, session: Session, due: float) -> None:
         answers: list[str] = []
         for turn in range(session.turns):
-            ask = session.ask(turn, answers)
+            request = session.request(turn, answers)
             body = {
                 "model": self._model,
-                "max_tokens": ask.max_tokens,
+                "max_tokens": request.max_tokens,
                 "temperature": self._temperature,
-                **ask.body,
-                **({"ignore_eos": True} if ask.fixed_length else {}),
+                **request.body,
+                **({"ignore_eos": True} if request.fixed_length else {}),
             }
-            sample = RequestSample(session.number, turn, due, self._now(), reused_tokens=ask.reused_tokens)
+            sample = RequestSample(session.number, turn, due, self._now(), reused_tokens=request.reused_tokens)
             try:
-                streamed = await self._client.stream(body, path=ask.path)
+                streamed = await self._client.stream(body, path=request.path)
             except RequestFailure as failure:
                 sample.error = failure.kind.value
                 sample.finished = self._now()

@@ -1,4 +1,4 @@
-"""What was measured of each request."""
+"""The measurements of one request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class RequestSample:
     """One request; times are seconds since the run began.
 
     Attributes:
-        due: when it should have been sent: an open loop that falls behind shows here, not as a faster server.
-        gaps: seconds between successive events with text; a server that puts several tokens into an event has fewer.
+        due: when it should have been sent; latencies count from here, so an open loop that falls behind does not
+            shorten them.
+        gaps: seconds between successive events with text; a server that puts several tokens into one event has fewer.
         reused_tokens: prompt tokens that the workload itself repeats from earlier prompts; None when unknown.
-        error: kind of failure; then the rest is as far as it came.
+        error: kind of failure; the other fields then hold what was measured before it.
     """
 
     session: int
@@ -34,12 +35,12 @@ class RequestSample:
 
     @property
     def ok(self) -> bool:
-        """It brought an answer with at least one token."""
+        """Whether it was answered with at least one token."""
         return self.error is None and self.first is not None
 
     @property
     def first_s(self) -> float:
-        """Time to first token, from when it was due."""
+        """Time to first token, from ``due``."""
         assert self.first is not None, "asked of finished requests only"
         return self.first - self.due
 

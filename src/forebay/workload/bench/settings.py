@@ -1,7 +1,8 @@
-"""What the user asked of a bench: parsed once, frozen."""
+"""The settings of a bench."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,11 +22,11 @@ class Workload(StrEnum):
 
 
 class CacheTemperature(StrEnum):
-    """What is done to the server's cache before the run."""
+    """The state of the server's cache before the run."""
 
-    COLD = "cold"  # flushed, and seen to be
-    WARM = "warm"  # the same prompts were played once before
-    AS_IS = "as-is"  # nothing; prompts are new in every run, so only the user's own can hit
+    COLD = "cold"  # flushed, and checked
+    WARM = "warm"  # the same prompts are sent once before
+    AS_IS = "as-is"  # not changed; prompts are new in every run, except the user's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,16 @@ class BenchSettings:
 
     Attributes:
         concurrency: closed loop: sessions in flight at once. Ignored with a rate or a trace's own times.
-        rate: open loop: sessions a second, Poisson arrivals; None for closed loop.
-        sessions: how many sessions (chat), requests (fixed), trace records or prompts at most; None: all there are.
+        rate: open loop: sessions per second, Poisson arrivals; None for a closed loop.
+        sessions: the most sessions (chat), requests (fixed), trace records or prompts; None: all there are.
         turns, groups, system_tokens, user_tokens: shape of ``chat``.
         input_tokens, output_tokens: shape of ``fixed``; ``output_tokens`` holds for every workload but the trace.
         block_tokens: tokens made for one 512-token block of the trace; a smaller number scales the whole trace down.
-        speed: how much faster than recorded a trace is played.
+        speed: how much faster than recorded a trace is replayed.
         max_input_tokens: longer prompts of a trace are left out, and counted.
         seed: makes the prompts the same in every run; None draws new ones, so that no run hits the cache of an earlier
             one.
-        tokens: send prompts as token ids where the server takes them; False sends words.
+        tokens: send prompts as token ids where the server accepts them; False sends words.
     """
 
     workload: Workload = Workload.CHAT
@@ -75,16 +76,23 @@ class BenchSettings:
         if self.workload is Workload.PROMPTS and self.prompts is None:
             raise UsageError("the prompts workload needs a file", fix="--prompts FILE.jsonl")
         if self.cache is CacheTemperature.WARM and self.workload is Workload.TRACE and self.timed:
-            raise UsageError("a warm trace would be played twice in real time", fix="add --closed, or --cache cold")
+            raise UsageError("a warm trace would be replayed twice in real time", fix="add --closed, or --cache cold")
         for name in ("concurrency", "turns", "groups", "output_tokens", "block_tokens"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it is at least 1")
-        if self.speed <= 0 or (self.rate is not None and self.rate <= 0):
-            raise UsageError("--speed and --rate are more than 0")
+        for name in ("speed", "rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"--{name} is {value}; it is more than 0")
+        for name in ("system_tokens", "user_tokens", "input_tokens"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it is at least 1")
+        if not 0 <= self.temperature < math.inf:
+            raise UsageError(f"--temperature is {self.temperature}; it is 0 or more")
 
     @property
     def session_count(self) -> int:
-        """Sessions of the workloads that are made, not read."""
+        """The number of sessions of a generated workload."""
         if self.sessions is not None:
             return self.sessions
         return self.concurrency * (4 if self.workload is Workload.CHAT else 8)

@@ -1,5 +1,5 @@
-"""Percentiles and ratios with intervals, by the bootstrap and by Student's t. Pure, and repeatable:
-the draws are seeded.
+"""Percentiles and ratios with intervals, by the bootstrap and by Student's t. The random draws are seeded, so results
+repeat.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["Estimate", "Ratio", "gap_percentiles", "percentiles", "ratio_of_roun
 
 _DRAWS = 400
 _LEVEL = 0.95
-_MOST_GAPS = 100_000
-_MOST_AT_ONCE = 1_000_000  # values drawn together: bounds memory
+_MAX_GAPS = 100_000
+_MAX_AT_ONCE = 1_000_000  # values drawn together: bounds memory
 _SLICES = 20
 # Quantile 0.995 of Student's t for 1 to 30 degrees of freedom: 99 % intervals.
 _T_995 = (
@@ -46,7 +46,7 @@ class Ratio:
 
     @property
     def differs(self) -> bool:
-        """The interval leaves 1 out."""
+        """Whether the interval excludes 1."""
         return not self.low <= 1.0 <= self.high
 
 
@@ -57,7 +57,7 @@ def percentiles(values: Sequence[float], shares: Sequence[float] = (50, 90, 99))
     data = np.asarray(values, dtype=np.float64)
     generator = np.random.default_rng(0)
     drawn = np.empty((_DRAWS, len(shares)))
-    step = max(1, _MOST_AT_ONCE // len(data))
+    step = max(1, _MAX_AT_ONCE // len(data))
     for start in range(0, _DRAWS, step):
         count = min(step, _DRAWS - start)
         picked = data[generator.integers(0, len(data), (count, len(data)))]
@@ -66,8 +66,8 @@ def percentiles(values: Sequence[float], shares: Sequence[float] = (50, 90, 99))
 
 
 def gap_percentiles(gaps: Sequence[Sequence[float]], shares: Sequence[float] = (50, 90, 99)) -> dict[float, Estimate]:
-    """Percentiles over all gaps of all requests. Gaps of one request depend on each other,
-    so whole requests are resampled.
+    """Percentiles over all gaps of all requests. Gaps within one request are not independent, so whole requests are
+    resampled.
     """
     filled = [np.asarray(request, dtype=np.float64) for request in gaps if len(request)]
     if not filled:
@@ -75,8 +75,8 @@ def gap_percentiles(gaps: Sequence[Sequence[float]], shares: Sequence[float] = (
     values = np.concatenate(filled)
     owner = np.repeat(np.arange(len(filled)), [len(request) for request in filled])
     generator = np.random.default_rng(0)
-    if len(values) > _MOST_GAPS:
-        kept = generator.choice(len(values), _MOST_GAPS, replace=False)
+    if len(values) > _MAX_GAPS:
+        kept = generator.choice(len(values), _MAX_GAPS, replace=False)
         values, owner = values[kept], owner[kept]
     order = np.argsort(values)
     values, owner = values[order], owner[order]
@@ -93,7 +93,7 @@ def gap_percentiles(gaps: Sequence[Sequence[float]], shares: Sequence[float] = (
 
 
 def throughput(times: Sequence[float], amounts: Sequence[float], seconds: float) -> Estimate:
-    """Amount a second over a run; the interval resamples 20 slices of the run."""
+    """Amount per second over a run; the interval resamples 20 slices of the run."""
     if seconds <= 0 or not times:
         return Estimate(0.0, 0.0, 0.0)
     slices, _ = np.histogram(times, bins=_SLICES, range=(0.0, seconds), weights=amounts)
@@ -104,9 +104,9 @@ def throughput(times: Sequence[float], amounts: Sequence[float], seconds: float)
 
 
 def ratio_of_rounds(a: Sequence[float], b: Sequence[float]) -> Ratio | None:
-    """How many times A's value B's is, from rounds measured side by side; None with fewer than two usable rounds.
+    """B over A from paired rounds; None with fewer than two usable rounds.
 
-    The logarithms of the rounds' ratios are averaged: what slows both sides of a round cancels.
+    The mean is over logarithms of the rounds' ratios, so an influence on both sides of a round cancels.
     """
     logs = [math.log(right / left) for left, right in zip(a, b, strict=True) if left > 0 and right > 0]
     count = len(logs)

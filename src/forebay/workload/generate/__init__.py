@@ -1,19 +1,22 @@
-"""Large data sets from a served model, exactly once. One page of how a run lives:
+"""Generate large data sets from a served model, each row exactly once.
 
-    sources.py      input files -> raw rows, streamed, in an order that never changes
-    rows.py         raw row -> Row (a conversation whose assistant turns will be generated) or Malformed (why not)
-    index.py        an SQLite file, rebuilt at every start from input and journal: which rows there are, which are done
-    journal.py      the only durable state: append-only, checksummed; whatever it does not hold has not happened
-    fingerprint.py  what the run is tied to: model, server settings, sampling, gates
-    gates.py        is an answer good enough: truncated, empty, repeating, unclosed reasoning
-    lanes.py        the servers: each filled by its own measured limit, taken out when dead, put back when ready
-    revive.py       ``--up``: starting a server again, with back-off, a bounded number of times
-    turns.py        one conversation: turn by turn, gate by gate
-    job.py          the run: verbs only
-    output.py       finished rows in input order, set-aside and failed rows, the manifest; all atomic
-    progress.py     what the run shows while it runs
+    sources.py          input files as raw rows, streamed, always in the same order
+    rows.py             a raw row as a ``Row`` (a conversation to generate) or as ``Malformed``
+    index.py            an SQLite file, rebuilt at every start: the rows, and which of them are finished
+    journal.py          the only durable state: an append-only file of checksummed lines
+    run_fingerprint.py  the model, server settings, sampling and filters that a run must not change
+    quality_filters.py  whether an answer is acceptable: truncated, empty, repeating, unclosed reasoning
+    server_pool.py      the servers: how much each is sent, which are down, when they are back
+    restart.py          ``--up``: start a server again, with back-off, a bounded number of times
+    turns.py            one turn of one row: the request, the filters, the retries
+    dispatch.py         rows to servers, answers to the journal
+    job.py              a whole run, from the lock to the manifest
+    output.py           finished rows in input order, rejected and failed rows, the manifest
+    output_files.py     the files these are written to, and their names
+    shards.py           one output file: JSON lines or Parquet
+    progress.py         what the run shows while it runs
+    ray.py              the same as a Ray Data stage (needs ``forebay[ray]``)
 
-Owners: ``job`` owns the journal and the index (one thread writes both); a lane owns its requests; ``output`` reads only
-what is durable. A row is known by its key (``rows.py``), never by its position: positions are valid within one process
-only.
+``job`` owns the journal and the index; one thread writes both. A row is known by its key (``rows.py``), never by its
+position: positions hold within one process only.
 """

@@ -5,8 +5,7 @@ its only user.
 
 A turn of the journal counts only when every turn before it counts and it was generated after exactly those answers
 (``journal.history_digest``). So a journal with damaged, repeated or exchanged lines never gives a row the answers of
-another
-history: the row is pending from its first missing turn on.
+another history: the row is pending from its first missing turn on.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ __all__ = ["Counts", "Index", "IndexEntry", "build_index", "input_changed"]
 _CACHE_KIB = 64 * 1024
 _BATCH = 1000
 _SCHEMA = """
-CREATE TABLE rows (pos INTEGER PRIMARY KEY, key BLOB NOT NULL, ordinal INT NOT NULL DEFAULT 0, id_hash BLOB, why TEXT);
-CREATE TABLE turns (key BLOB, turn INT, at INT, length INT, before TEXT, after TEXT, state TEXT, why TEXT,
+CREATE TABLE rows (pos INTEGER PRIMARY KEY, key BLOB NOT NULL, ordinal INT NOT NULL DEFAULT 0, id_hash BLOB,
+                   reason TEXT);
+CREATE TABLE turns (key BLOB, turn INT, at INT, length INT, before TEXT, after TEXT, state TEXT, reason TEXT,
                     PRIMARY KEY (key, turn)) WITHOUT ROWID;
-CREATE TABLE failures (key BLOB PRIMARY KEY, why TEXT) WITHOUT ROWID;
+CREATE TABLE failures (key BLOB PRIMARY KEY, reason TEXT) WITHOUT ROWID;
 """
 # The first turn of each row that does not follow from the turns before it
 _BROKEN = """
@@ -38,24 +38,24 @@ SELECT t.key, MIN(t.turn) FROM turns t LEFT JOIN turns p ON p.key = t.key AND p.
 WHERE CASE WHEN t.turn = 0 THEN t.before != '' ELSE p.key IS NULL OR p.after != t.before OR p.state IS NOT NULL END
 GROUP BY t.key
 """
-_STATE = """
-CASE WHEN r.why IS NOT NULL THEN 'set_aside'
-WHEN e.state IS NOT NULL THEN e.state WHEN f.key IS NOT NULL THEN 'failed' END
-"""
+_STATE = (
+    "CASE WHEN r.reason IS NOT NULL THEN 'rejected' WHEN e.state IS NOT NULL THEN e.state "
+    "WHEN f.key IS NOT NULL THEN 'failed' END"
+)
 _STATES = "FROM rows r LEFT JOIN turns e ON e.key = r.key AND e.state IS NOT NULL LEFT JOIN failures f ON f.key = r.key"
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """The state of one input row: None while pending, else ok, set_aside or failed;
-    ``turns`` counts its turns in the journal.
+    """The state of one input row: None while pending, else ok, rejected or failed; ``turns`` counts its turns in the
+    journal.
     """
 
     pos: int
     key: bytes
     ordinal: int
     state: str | None
-    why: str | None
+    reason: str | None
     turns: int
 
     def check(self, row: Row | Malformed) -> None:
@@ -64,7 +64,7 @@ class IndexEntry:
         Raises:
             UsageError: the input was changed while it was in use.
         """
-        if key_of(row.base, self.ordinal) != self.key:
+        if key_of(row.digest, self.ordinal) != self.key:
             raise input_changed(f"row {self.pos + 1} is another one now")
 
 
@@ -74,22 +74,22 @@ class Counts:
 
     input: int
     ok: int
-    set_aside: int
+    rejected: int
     failed: int
     pending: int
     orphans: int  # keys in the journal that the input no longer has
 
     @property
     def reconciled(self) -> bool:
-        """ok + set aside + failed = input, and nothing pending."""
-        return self.pending == 0 and self.ok + self.set_aside + self.failed == self.input
+        """ok + rejected + failed = input, and nothing pending."""
+        return self.pending == 0 and self.ok + self.rejected + self.failed == self.input
 
 
 class Index:
     """An open index. Writes are buffered; every read sees them.
 
     Args:
-        path: its file; one that is there is replaced. None keeps a small index in memory.
+        path: the file; an old one is replaced. None keeps a small index in memory.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -116,9 +116,9 @@ class Index:
         if len(self._turns) >= _BATCH:
             self._flush()
 
-    def add_failure(self, key: bytes, why: str | None) -> None:
+    def add_failure(self, key: bytes, reason: str | None) -> None:
         """Note that a row failed; this is forgotten at the next start."""
-        self._failures.append((key, why))
+        self._failures.append((key, reason))
         if len(self._failures) >= _BATCH:
             self._flush()
 
@@ -130,8 +130,8 @@ class Index:
         self._db.execute("CREATE TEMP TABLE cut (key BLOB PRIMARY KEY, turn INT) WITHOUT ROWID")
         self._db.execute("INSERT INTO cut SELECT * FROM broken")
         self._db.execute(
-            "DELETE FROM turns WHERE key IN (SELECT key FROM cut) AND turn >= (SELECT turn FROM cut WHERE cut.key = "
-            "turns.key)"
+            "DELETE FROM turns WHERE key IN (SELECT key FROM cut) "
+            "AND turn >= (SELECT turn FROM cut WHERE cut.key = turns.key)"
         )
         self._db.executescript("DROP TABLE broken; DROP TABLE cut")
 
@@ -139,7 +139,7 @@ class Index:
         """The rows at positions ``start`` to ``stop`` (exclusive), in order."""
         self._flush()
         found = self._db.execute(
-            f"SELECT r.pos, r.key, r.ordinal, {_STATE}, COALESCE(r.why, e.why, f.why), "
+            f"SELECT r.pos, r.key, r.ordinal, {_STATE}, COALESCE(r.reason, e.reason, f.reason), "
             f"(SELECT COUNT(*) FROM turns t WHERE t.key = r.key) {_STATES} "
             "WHERE r.pos >= ? AND r.pos < ? ORDER BY r.pos",
             (start, stop),
@@ -153,7 +153,7 @@ class Index:
         return [(at, length) for at, length in found]
 
     def places_between(self, start: int, stop: int) -> dict[int, list[tuple[int, int]]]:
-        """``turn_places`` of every row at positions ``start`` to ``stop`` (exclusive), by position."""
+        """The ``turn_places`` of every row at positions ``start`` to ``stop`` (exclusive), by position."""
         self._flush()
         found = self._db.execute(
             "SELECT r.pos, t.at, t.length FROM rows r JOIN turns t ON t.key = r.key "
@@ -177,7 +177,7 @@ class Index:
         return Counts(
             sum(states.values()),
             states.get("ok", 0),
-            states.get("set_aside", 0),
+            states.get("rejected", 0),
             states.get("failed", 0),
             states.get(None, 0),
             orphans,
@@ -189,26 +189,26 @@ class Index:
         return self._input_rows
 
     def check_unique(self) -> int:
-        """How many keys belong to more than one row; anything but 0 is our bug."""
+        """How many keys belong to more than one row; anything but 0 is a bug."""
         sql = "SELECT COUNT(*) FROM (SELECT 1 FROM rows GROUP BY key HAVING COUNT(*) > 1)"
         return int(self._db.execute(sql).fetchone()[0])
 
     def add_rows(self, rows: list[tuple[int, bytes, bytes | None, str | None]]) -> None:
-        """Insert (position, base, id hash, reason to set aside)."""
+        """Insert (position, digest, hash of the id, reason to reject it or None)."""
         self._input_rows += len(rows)
         self._db.execute("BEGIN")
-        self._db.executemany("INSERT INTO rows (pos, key, id_hash, why) VALUES (?, ?, ?, ?)", rows)
+        self._db.executemany("INSERT INTO rows (pos, key, id_hash, reason) VALUES (?, ?, ?, ?)", rows)
         self._db.execute("COMMIT")
 
     def settle_identities(self) -> None:
-        """Set rows aside whose id came before with other content, then give equal rows their ordinals."""
+        """Reject rows whose id came before with other content, then number equal rows."""
         self._db.execute("CREATE INDEX rows_by_key ON rows (key)")
         clashes = self._db.execute(
-            "SELECT pos, key, id_hash FROM rows WHERE why IS NULL AND id_hash IN (SELECT id_hash FROM rows "
-            "WHERE why IS NULL AND id_hash IS NOT NULL GROUP BY id_hash HAVING COUNT(DISTINCT key) > 1) "
+            "SELECT pos, key, id_hash FROM rows WHERE reason IS NULL AND id_hash IN (SELECT id_hash FROM rows "
+            "WHERE reason IS NULL AND id_hash IS NOT NULL GROUP BY id_hash HAVING COUNT(DISTINCT key) > 1) "
             "ORDER BY id_hash, pos"
         )
-        self._rewrite("UPDATE rows SET why = ? WHERE pos = ?", _clash_reasons(clashes))
+        self._rewrite("UPDATE rows SET reason = ? WHERE pos = ?", _clash_reasons(clashes))
         equals = self._db.execute(
             "SELECT pos, key FROM rows WHERE key IN (SELECT key FROM rows GROUP BY key HAVING COUNT(*) > 1) "
             "ORDER BY key, pos"
@@ -249,10 +249,9 @@ def build_index(
     """Read the whole input and the whole journal into a new index. Memory: one batch of rows.
 
     Args:
-        path: where the index goes; an old one is replaced.
-        parse: ``parse_row`` with the run's field name bound.
-        limit: take only the first so many rows.
-        on_rows: told the number of rows read so far, now and then.
+        path: the index file; an old one is replaced.
+        limit: read only the first so many rows.
+        on_rows: called with the number of rows read so far.
     """
     index = Index(path)
     batch: list[tuple[int, bytes, bytes | None, str | None]] = []
@@ -261,7 +260,7 @@ def build_index(
             break
         row = parse(raw)
         id_hash = key_of(b"id" + row.row_id.encode("utf-8", "surrogatepass"), 1) if row.row_id is not None else None
-        batch.append((pos, row.base, id_hash, row.reason if isinstance(row, Malformed) else None))
+        batch.append((pos, row.digest, id_hash, row.reason if isinstance(row, Malformed) else None))
         if len(batch) >= _BATCH:
             index.add_rows(batch)
             batch.clear()
@@ -294,7 +293,7 @@ def _clash_reasons(found: Iterator[tuple[int, bytes, bytes]]) -> Iterator[tuple[
 
 
 def _ordinal_keys(found: Iterator[tuple[int, bytes]]) -> Iterator[tuple[bytes, int, int]]:
-    for base, group in groupby(found, key=lambda row: row[1]):
+    for digest, group in groupby(found, key=lambda row: row[1]):
         for ordinal, (pos, _) in enumerate(group):
             if ordinal:
-                yield key_of(base, ordinal), ordinal, pos
+                yield key_of(digest, ordinal), ordinal, pos

@@ -1,4 +1,4 @@
-"""A run of ``generate``, from lock to manifest."""
+"""A run of ``generate``, from the lock to the manifest."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from forebay.workload.generate.settings import GenerateSettings
 from forebay.workload.generate.sources import RawRow, Source, open_source
 from forebay.workload.loop import run_async
 
-__all__ = ["JobOutcome", "make_lane", "run_job"]
+__all__ = ["JobOutcome", "make_endpoint", "run_job"]
 
 
-class Shows(Protocol):
-    """Makes the progress display once the number of rows is known."""
+class ProgressFactory(Protocol):
+    """Makes the progress display for a number of rows."""
 
     def __call__(self, total: int) -> Progress: ...
 
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a run ended. ``written`` is None when it was interrupted: then the output is as it was before."""
+    """The result of a run. ``written`` is None when it was interrupted; then the output is unchanged."""
 
     counts: Counts
     tally: Tally
@@ -50,27 +50,27 @@ class JobOutcome:
     changes: list[str]
 
 
-def run_job(settings: GenerateSettings, shows: Shows) -> JobOutcome:
-    """Generate what is still missing, then write the output.
+def run_job(settings: GenerateSettings, make_progress: ProgressFactory) -> JobOutcome:
+    """Generate the missing turns, then write the output.
 
     Raises:
         UsageError: the input, the output's name or the model's name is wrong.
-        RefusedError: another writer holds the output, or the run was begun with other settings.
-        DeadError: no server was ready for too long, starting it failed too often, or the disk is full or gone.
+        RefusedError: another process writes this output, or the run was begun with other settings.
+        DeadError: no server was ready for too long, starting it failed too often, or the disk failed.
     """
     source = open_source(settings.source, split=settings.split)
     check_output(settings)
     folder = settings.work_folder
-    with _disk_trouble(folder), _only_writer(folder):
+    with _disk_errors(folder), _folder_lock(folder):
         journal = Journal(folder / "journal.log")
         try:
             check_asked(folder / "run.json", settings, begun=journal.end > 0)
-            return _run(settings, source, journal, shows)
+            return _run(settings, source, journal, make_progress)
         finally:
             journal.close()
 
 
-def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Shows) -> JobOutcome:
+def _run(settings: GenerateSettings, source: Source, journal: Journal, make_progress: ProgressFactory) -> JobOutcome:
     def parse(raw: RawRow) -> Row | Malformed:
         return parse_row(raw, field_name=settings.field_name)
 
@@ -78,11 +78,11 @@ def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Sh
     index = build_index(folder / "index.sqlite", source, parse, journal.path, limit=settings.limit)
     try:
         if index.check_unique():
-            raise ForebayError("two input rows have the same key: this is a bug in forebay")
+            raise ForebayError("two input rows have the same key, which is a bug in forebay")
         before = index.counts()
-        progress = shows(before.input)
-        _say_what_was_found(progress, journal, before, index.broken_rows)
-        tally = Tally(rows=before.input - before.pending, set_aside=before.set_aside)
+        progress = make_progress(before.input)
+        _report_start(progress, journal, before, index.broken_rows)
+        tally = Tally(rows=before.input - before.pending, rejected=before.rejected)
         changes: list[str] = []
         interrupted = False
         if before.pending:
@@ -99,7 +99,7 @@ def _run(settings: GenerateSettings, source: Source, journal: Journal, shows: Sh
         index.close()
 
 
-def _say_what_was_found(progress: Progress, journal: Journal, before: Counts, broken: int) -> None:
+def _report_start(progress: Progress, journal: Journal, before: Counts, broken: int) -> None:
     repair = journal.repair
     if repair.torn_bytes or repair.damaged_lines:
         progress.event("journal_repaired", torn_bytes=repair.torn_bytes, damaged_lines=repair.damaged_lines)
@@ -120,18 +120,18 @@ async def _generate(
     progress: Progress,
     tally: Tally,
 ) -> tuple[list[str], bool]:
-    """Returns what changed in the fingerprint, and whether the user interrupted."""
-    fleet = ServerPool(
-        [make_lane(settings, url) for url in settings.servers],
+    """Generate every pending row; returns the changes of the fingerprint, and whether the user interrupted."""
+    pool = ServerPool(
+        [make_endpoint(settings, url) for url in settings.servers],
         model=settings.model,
-        reviver=ServerRestarter(up_command(settings.up)) if settings.up else None,
+        restarter=ServerRestarter(up_command(settings.up)) if settings.up else None,
         wait_s=settings.server_wait_s,
         on_event=lambda name, url, detail: progress.event(name, server=url, detail=detail),
     )
-    dispatch = Dispatcher(settings, fleet, index, journal, progress, tally)
+    dispatch = Dispatcher(settings, pool, index, journal, progress, tally)
     try:
         with _drain_on_signal(dispatch):
-            ready = asyncio.create_task(fleet.first_ready())
+            ready = asyncio.create_task(pool.first_ready())
             stop = asyncio.create_task(dispatch.stopping.wait())
             await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
@@ -148,11 +148,11 @@ async def _generate(
             interrupted = await dispatch.run(source, parse)
             return changes, interrupted
     finally:
-        await fleet.close()
+        await pool.close()
 
 
-def make_lane(settings: GenerateSettings, url: str) -> ServerEndpoint:
-    """A lane for one address, with a measured or a fixed limit."""
+def make_endpoint(settings: GenerateSettings, url: str) -> ServerEndpoint:
+    """The endpoint of one address, with a measured or a fixed limit."""
     client = Client(url, api_key=settings.api_key, read_timeout_s=settings.read_timeout_s)
     if settings.concurrency is not None:
         return ServerEndpoint(client.url, client, ConcurrencyLimit(start=settings.concurrency, fixed=True))
@@ -160,21 +160,21 @@ def make_lane(settings: GenerateSettings, url: str) -> ServerEndpoint:
 
 
 @contextmanager
-def _disk_trouble(folder: Path) -> Iterator[None]:
-    """A disk that takes no more ends the run in one line; what the journal holds stays whole."""
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of the disk and of the index into one line; the journal keeps every finished turn."""
     try:
         yield
     except (OSError, sqlite3.DatabaseError) as error:
         full = "full" in str(error) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
         raise DeadError(
             f"{folder}: {'the disk is full' if full else error}",
-            fix=f"{'make room' if full else 'mend the disk'}; finished rows are kept: the same command continues",
+            fix=f"{'make room' if full else 'repair the disk'}; finished rows are kept: the same command continues",
         ) from error
 
 
 @contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the kernel lets go of it when this process ends, however it ends."""
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the kernel releases it when this process ends, in whatever way."""
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -193,10 +193,10 @@ def _only_writer(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _drain_on_signal(dispatch: Dispatcher) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) lets turns in flight finish; the second one drops them."""
+    """Finish the turns in flight at the first Ctrl-C (or SIGTERM), and cancel them at the second."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
-    with suppress(RuntimeError, ValueError):  # not the main thread: the caller's signals stay the caller's
+    with suppress(RuntimeError, ValueError):  # not in the main thread: signals are left to the caller
         for number in signals:
             loop.add_signal_handler(number, dispatch.interrupt)
     try:

@@ -1,17 +1,16 @@
-"""The journal: an append-only file of checksummed lines; the only durable state of a run.
+"""The journal: an append-only file of checksummed lines, the only durable state of a run.
 
-A line is ``crc32 (8 hex digits) SP json LF``. A record counts when its whole line is there and the checksum holds; so a
-file cut at any byte reads as the records before the cut. Records:
+A line is ``crc32 (8 hex digits) SP json LF``. A record counts when its line is complete and its checksum is right; a
+file cut at any byte therefore holds the records before the cut. Records:
 
     turn     {"k": key, "t": n, "b": digest of the answers before it, "c": content, "r": reasoning, "f": finish reason,
-              "p","o","h": prompt, output, cached tokens, "g": gates that were kept, "n": attempts,
-              "e": "ok" | "set_aside" when it is the row's last, "w": why}
+              "p","o","h": prompt, output, cached tokens, "g": filters that matched, "n": attempts,
+              "e": "ok" | "rejected" when it is the row's last, "w": why}
     failure  {"k": key, "e": "failed", "w": why}
 
-Durability: ``append`` hands the line to the kernel before it returns, so that a killed process loses nothing it had
-appended. ``sync`` makes it survive the machine; the job calls it back to back on a thread, at most every 50 ms, and
-counts a turn as finished only then. A machine that dies therefore costs the turns in flight and those of the last sync
-interval.
+Durability: ``append`` writes the line to the kernel before it returns, so a killed process loses nothing that it
+appended. ``sync`` writes it to disk; the job calls it again and again on a thread, at most every 50 ms, and counts a
+turn as finished only then. A machine that stops therefore costs the turns in flight and those since the last sync.
 """
 
 from __future__ import annotations
@@ -53,7 +52,9 @@ class Record(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What opening found: bytes cut from a torn end, and damaged lines in the middle, whose records are lost."""
+    """What was wrong when the journal was opened: bytes of an incomplete last line, which are cut off, and damaged
+    lines.
+    """
 
     torn_bytes: int
     damaged_lines: int
@@ -89,10 +90,10 @@ def decode_line(line: bytes) -> Record | None:
 def scan(path: Path, start: int = 0) -> Iterator[tuple[int, int, Record | None]]:
     """Every complete line of a journal: offset, length without the newline, record (None when damaged).
 
-    A last line without its newline is torn, or still being written, and is not yielded. Memory: one line.
+    A last line without its newline is incomplete, or still being written, and is left out. Memory: one line.
 
     Args:
-        start: where a line begins; lines before it are passed over.
+        start: the offset of the first line to read.
     """
     offset = start
     with path.open("rb", buffering=_READ_BYTES) as handle:
@@ -123,9 +124,9 @@ def read_turns(fd: int, key: bytes, places: Iterable[tuple[int, int]]) -> list[R
 
 
 class Journal:
-    """An open journal, its only writer. The caller holds the job's lock.
+    """An open journal, with one writer: the caller holds the job's lock.
 
-    ``end`` is the size in bytes; always a line boundary. Not thread-safe except for ``sync``.
+    ``end`` is the size in bytes, always a line boundary. Only ``sync`` may be called from another thread.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,10 +142,10 @@ class Journal:
         return self._fd
 
     def append(self, record: Record) -> tuple[int, int]:
-        """Write one record; returns its offset and length. On return the kernel has it.
+        """Write one record to the kernel; returns its offset and length.
 
         Raises:
-            OSError: the disk is full or gone. A part that was written is cut off again, so the file stays whole.
+            OSError: the disk is full or gone. A part that was written is cut off again.
         """
         line = encode_line(record)
         offset = self.end
@@ -159,7 +160,7 @@ class Journal:
         return offset, len(line) - 1
 
     def sync(self) -> int:
-        """Make everything appended so far survive the machine; returns the byte up to which that now holds."""
+        """Write everything appended so far to disk; returns the offset up to which the journal is on disk."""
         upto = self.end
         if upto > self.synced:
             os.fdatasync(self._fd)
@@ -173,7 +174,7 @@ class Journal:
 
 
 def _repair(path: Path) -> RepairReport:
-    """Cut a torn end off; count damaged lines (they stay where they are, and are skipped by every reader)."""
+    """Cut off an incomplete last line, and count damaged lines; they stay in the file, and every reader skips them."""
     if not path.exists():
         return RepairReport(0, 0)
     whole = damaged = 0

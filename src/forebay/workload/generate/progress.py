@@ -1,4 +1,4 @@
-"""What a run shows while it runs: one line for people, events for programs."""
+"""What a run make_progress while it runs: one line for people, events for programs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TextIO
 
 __all__ = ["Progress", "Tally"]
 
-_SAID = {  # events in words, for people
-    "server_in": "server ready: {server}",
-    "server_out": "server away: {server} ({detail})",
+_TEXTS = {  # events as text
+    "server_up": "server ready: {server}",
+    "server_down": "server down: {server} ({detail})",
     "continuing": "continuing: {finished:,} of {rows:,} rows are finished",
     "draining": "draining: {in_flight} in flight; {hint}",
     "journal_repaired": "journal repaired: {torn_bytes} bytes of a torn end cut off, "
@@ -27,7 +27,7 @@ _SAID = {  # events in words, for people
 
 @dataclass(slots=True)
 class Tally:
-    """What this process has done; ``rows`` starts at what earlier ones had finished."""
+    """Counts of this process; ``rows`` starts at the number of rows that earlier processes finished."""
 
     rows: int = 0
     rows_here: int = 0
@@ -36,17 +36,17 @@ class Tally:
     output_tokens: int = 0
     cached_tokens: int = 0
     cached_known: bool = False
-    gates: Counter[str] = field(default_factory=Counter)
+    filters: Counter[str] = field(default_factory=Counter)
     failed: int = 0
-    set_aside: int = 0
+    rejected: int = 0
 
     def snapshot(self) -> Tally:
-        """A copy that later work does not change."""
-        return replace(self, gates=Counter(self.gates))
+        """A copy."""
+        return replace(self, filters=Counter(self.filters))
 
 
 class Progress:
-    """Prints progress. On a terminal one line is rewritten; elsewhere a line comes every ``plain_every_s``.
+    """Prints progress. On a terminal one line is rewritten; elsewhere a line is printed every ``plain_every_s``.
 
     Args:
         total: input rows.
@@ -64,18 +64,18 @@ class Progress:
         self._clock: Callable[[], float] = time.monotonic
 
     def event(self, name: str, **fields: object) -> None:
-        """Something happened that people and programs should know."""
+        """Print one event."""
         if self._json:
             self._write(json.dumps({"schema": 1, "event": name, "time_s": round(time.time(), 3), **fields}) + "\n")
             return
-        if name in _SAID:
-            text = _SAID[name].format(**fields)
+        if name in _TEXTS:
+            text = _TEXTS[name].format(**fields)
         else:
             text = name.replace("_", " ") + "".join(f" {key}={value}" for key, value in fields.items())
         self._write(("\r\x1b[K" if self._live else "") + text + "\n")
 
     def show(self, tally: Tally, limits: dict[str, int], errors: Counter[str], *, now: bool = False) -> None:
-        """The state of the run; printed when it is time, or ``now``. Counts are of rows that are durable."""
+        """Print the state of the run when it is time, or ``now``. ``tally`` counts rows that are on disk."""
         clock = self._clock()
         if not now and clock - self._shown < self._every_s:
             return
@@ -93,7 +93,7 @@ class Progress:
                 tokens_per_s=round(tally.output_tokens / elapsed, 1),
                 cache_hit_share=None if hits is None else round(hits, 4),
                 left_s=None if left_s is None else round(left_s, 1),
-                set_aside=tally.set_aside,
+                rejected=tally.rejected,
                 failed=tally.failed,
                 limits=limits,
                 errors=dict(errors),
@@ -109,13 +109,13 @@ class Progress:
         ]
         if errors:
             parts.append("errors " + ", ".join(f"{kind} {count}" for kind, count in sorted(errors.items())))
-        if tally.set_aside or tally.failed:
-            parts.append(f"set aside {tally.set_aside}, failed {tally.failed}")
+        if tally.rejected or tally.failed:
+            parts.append(f"rejected {tally.rejected}, failed {tally.failed}")
         line = " · ".join(parts)
         self._write(f"\r\x1b[K{line}" if self._live else line + "\n")
 
     def finish(self) -> None:
-        """Leave the terminal on a fresh line."""
+        """End the line on a terminal."""
         if self._live:
             self._write("\n")
 

@@ -1,4 +1,4 @@
-"""Is an answer good enough: four checks, and what the user wants done about each."""
+"""Quality filters: four checks of an answer, and what is done when one matches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FilterAction", "FilterPolicy", "QualityFilter", "check_answer", "rep
 
 
 class QualityFilter(StrEnum):
-    """Why an answer may be unfit; the order is the order of judgement."""
+    """What is wrong with an answer; filters are checked in this order."""
 
     UNCLOSED_REASONING = "unclosed_reasoning"
     EMPTY = "empty"
@@ -22,28 +22,30 @@ class QualityFilter(StrEnum):
 
 
 class FilterAction(StrEnum):
-    """What to do with an unfit answer. ``retry`` asks again with twice the tokens, then sets aside."""
+    """What is done with an answer that a filter matches. ``retry`` asks again, with twice the tokens where that helps,
+    then rejects.
+    """
 
     KEEP = "keep"
     RETRY = "retry"
-    SET_ASIDE = "set-aside"
+    REJECT = "reject"
 
 
 _DEFAULTS = {
     QualityFilter.UNCLOSED_REASONING: FilterAction.RETRY,
     QualityFilter.EMPTY: FilterAction.RETRY,
-    QualityFilter.REPEATING: FilterAction.SET_ASIDE,
+    QualityFilter.REPEATING: FilterAction.REJECT,
     QualityFilter.TRUNCATED: FilterAction.KEEP,
 }
 _TAIL = 2000  # characters of the end that are searched for a loop
-_LOOP_CHARS = 200  # a loop covers at least so many characters
-_LOOP_TIMES = 6  # and repeats its unit at least so often
+_LOOP_CHARS = 200  # least length of a loop in characters
+_LOOP_TIMES = 6  # least number of repetitions of its unit
 _SUSPECT_RATIO = 3.0  # a tail that compresses less than this has no such loop
 
 
 @dataclass(frozen=True, slots=True)
 class FilterPolicy:
-    """The user's choice for each gate, and how far ``retry`` goes."""
+    """The action of each filter, how often ``retry`` asks again, and the tags around reasoning."""
 
     actions: Mapping[QualityFilter, FilterAction]
     retries: int = 2  # asks after the first; each doubles max_tokens
@@ -52,38 +54,38 @@ class FilterPolicy:
 
     @classmethod
     def default(cls) -> FilterPolicy:
-        """Keep truncated answers (a draft model learns from them all the same), retry or set aside the rest."""
+        """Keep truncated answers (they are still training data for a draft model), retry or reject the rest."""
         return cls(dict(_DEFAULTS))
 
-    def action(self, gates: list[QualityFilter]) -> FilterAction:
-        """The strictest action any of the gates asks for."""
-        wanted = {self.actions[gate] for gate in gates}
-        for action in (FilterAction.SET_ASIDE, FilterAction.RETRY):
+    def action(self, filters: list[QualityFilter]) -> FilterAction:
+        """The strictest action among those of the filters."""
+        wanted = {self.actions[filter_] for filter_ in filters}
+        for action in (FilterAction.REJECT, FilterAction.RETRY):
             if action in wanted:
                 return action
         return FilterAction.KEEP
 
 
 def check_answer(answer: CompletionAnswer, policy: FilterPolicy) -> list[QualityFilter]:
-    """Every gate the answer falls at; empty when it is fit."""
-    gates = []
+    """Every filter that matches the answer."""
+    filters = []
     cut = answer.finish_reason == "length"
     content = answer.content
     blank = not content.strip()
     reasoning_open = content.rfind(policy.open_tag) > content.rfind(policy.close_tag)
     if reasoning_open or (cut and blank and bool(answer.reasoning)):
-        gates.append(QualityFilter.UNCLOSED_REASONING)
+        filters.append(QualityFilter.UNCLOSED_REASONING)
     elif blank:
-        gates.append(QualityFilter.EMPTY)
+        filters.append(QualityFilter.EMPTY)
     if repeats(content) or (answer.reasoning is not None and repeats(answer.reasoning)):
-        gates.append(QualityFilter.REPEATING)
+        filters.append(QualityFilter.REPEATING)
     if cut:
-        gates.append(QualityFilter.TRUNCATED)
-    return gates
+        filters.append(QualityFilter.TRUNCATED)
+    return filters
 
 
 def repeats(text: str) -> bool:
-    """True when the end of the text is a loop: one unit, at least 6 times over, over at least 200 characters."""
+    """Whether the end of the text is a loop: one unit, repeated at least 6 times, over at least 200 characters."""
     tail = text[-_TAIL:]
     if len(tail) < _LOOP_CHARS:
         return False

@@ -1,27 +1,25 @@
-"""``--up``: the operator starts the server, and starts it again when it dies: with back-off, 5 times in 10 minutes."""
+"""``--up``: start the server with ``forebay up``, and again when it dies, at most 5 times in 10 minutes."""
 
 from __future__ import annotations
 
 import asyncio
-import shlex
 import sys
 from collections import deque
 from collections.abc import Sequence
 
 from forebay.errors import DeadError
+from forebay.workload.target import split_command
 
 __all__ = ["ServerRestarter", "StartBudget", "up_command"]
 
 
 def up_command(what: str, *more: str) -> list[str]:
-    """``forebay up WHAT``, left running, with this interpreter. ``what`` may carry options, as on a command line."""
-    return [sys.executable, "-m", "forebay.cli", "up", "--detach", "--no-verify", *more, *shlex.split(what)]
+    """The command ``forebay up WHAT --detach``, run with this interpreter. ``what`` may hold further options."""
+    return [sys.executable, "-m", "forebay.cli", "up", "--detach", "--no-verify", *more, *split_command(what)]
 
 
 class StartBudget:
-    """When the next start may happen: 2, 4, 8 ... s apart, at most ``starts`` in ``window_s``. Pure:
-    time is passed in.
-    """
+    """When the next start may happen: 2, 4, 8 ... s apart, at most ``starts`` in ``window_s``. Times are passed in."""
 
     def __init__(self, *, starts: int = 5, window_s: float = 600.0, first_delay_s: float = 2.0) -> None:
         self.starts = starts
@@ -41,15 +39,15 @@ class StartBudget:
         return max(0.0, self._at[-1] + back_off_s - now)
 
     def started(self, now: float) -> None:
-        """A start happens now."""
+        """Note a start."""
         self._at.append(now)
 
 
 class ServerRestarter:
-    """Runs the start command when asked; several lanes asking at once get one start.
+    """Runs the start command; several calls at once start the server once.
 
     Args:
-        command: starts the server and returns 0 once it is up (``forebay up`` does).
+        command: starts the server and exits with 0 once it is up (``forebay up`` does).
     """
 
     def __init__(self, command: Sequence[str], budget: StartBudget | None = None) -> None:
@@ -59,7 +57,7 @@ class ServerRestarter:
         self.count = 0
 
     async def start(self) -> None:
-        """Start the server, after the back-off. A start that fails is not an error as long as the budget lasts.
+        """Start the server, after the back-off. A start that fails is not an error while more starts are allowed.
 
         Raises:
             DeadError: too many starts.
@@ -69,8 +67,8 @@ class ServerRestarter:
             delay = self._budget.delay(loop.time())
             if delay is None:
                 raise DeadError(
-                    f"the server was started {self._budget.starts} times in {self._budget.window_s / 60:.0f} min and "
-                    "died each time",
+                    f"the server was started {self._budget.starts} times in {self._budget.window_s / 60:.0f} min "
+                    "and died each time",
                     fix="forebay doctor; finished rows are kept: the same command continues",
                 )
             await asyncio.sleep(delay)

@@ -1,8 +1,8 @@
-"""Rows: what an input row means, and by what it is known.
+"""Input rows and their keys.
 
-A row's *base* is a 16-byte hash of its id (when it has one) and its conversation. Equal rows share a base and are told
-apart by their ordinal among equals; the *key* is the base, with the ordinal mixed in when it is not 0. Position never
-enters: rows may be reordered, inserted and appended between two runs, and finished ones stay finished.
+A row's *digest* is a 16-byte hash of its id (when it has one) and its conversation. Equal rows have the same digest and
+are numbered; the *key* is the digest, hashed with that ordinal when it is not 0. The position is not part of the key:
+rows may be reordered, inserted and appended between two runs, and finished rows stay finished.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Row:
     """A conversation to generate.
 
     Attributes:
-        base: 16 bytes; see the module's text.
-        row_id: the id the input gave, as text; None when it gave none.
+        digest: 16 bytes; see the module's docstring.
+        row_id: the id in the input, as text; None when there is none.
         system: the system messages' texts, in order.
         prompts: the user messages' texts; one answer is generated after each.
     """
 
-    base: bytes
+    digest: bytes
     row_id: str | None
     system: tuple[str, ...]
     prompts: tuple[str, ...]
@@ -64,9 +64,9 @@ class Row:
 
 @dataclass(slots=True)
 class Malformed:
-    """An input row that cannot be generated from; ``base`` hashes its raw bytes."""
+    """An input row that is not a conversation; ``digest`` is a hash of its raw bytes."""
 
-    base: bytes
+    digest: bytes
     row_id: str | None
     reason: str
 
@@ -78,11 +78,11 @@ class _Seen:
     previous: str = ""
 
 
-def key_of(base: bytes, ordinal: int) -> bytes:
-    """The 16-byte key of the ``ordinal``-th of the rows equal to ``base``."""
+def key_of(digest: bytes, ordinal: int) -> bytes:
+    """The 16-byte key of the ``ordinal``-th of the rows with this digest."""
     if ordinal == 0:
-        return base
-    return hashlib.blake2b(base + ordinal.to_bytes(8, "big"), digest_size=16, person=b"ordinal").digest()
+        return digest
+    return hashlib.blake2b(digest + ordinal.to_bytes(8, "big"), digest_size=16, person=b"ordinal").digest()
 
 
 def parse_row(raw: bytes | dict[str, Any] | str, *, field_name: str | None = None) -> Row | Malformed:
@@ -111,8 +111,8 @@ def parse_row(raw: bytes | dict[str, Any] | str, *, field_name: str | None = Non
             seen = _Seen()
             problem = _read_turns(turns, seen)
             if problem is None:
-                base = _digest(_ENCODER.encode(turns), row_id)
-                return Row(base, row_id, tuple(seen.system), tuple(seen.prompts))
+                digest = _digest(_ENCODER.encode(turns), row_id)
+                return Row(digest, row_id, tuple(seen.system), tuple(seen.prompts))
     return _malformed(value, row_id, problem)
 
 
@@ -138,7 +138,7 @@ def _read_id(value: Any) -> tuple[str | None, str | None]:
 
 
 def _find_turns(value: dict[str, Any], field_name: str | None) -> list[tuple[str, str]] | str:
-    """The row's (role, text) pairs, or why there are none."""
+    """The row's (role, text) pairs, or the reason why there are none."""
     names = (field_name,) if field_name else (*_LIST_FIELDS, *_TEXT_FIELDS)
     found: Any = None
     for name in names:
@@ -178,7 +178,7 @@ def _text_of(content: Any) -> str | None:
 
 
 def _read_turns(turns: list[tuple[str, str]], seen: _Seen) -> str | None:
-    """Fill ``seen``; returns why the turns are no conversation, or None. Old assistant texts are dropped here."""
+    """Fill ``seen``; returns why the turns are not a conversation, or None. Old assistant texts are dropped here."""
     for number, (role, text) in enumerate(turns):
         if role != "assistant" and not text.strip():
             return f"message {number} ({role}) is empty"
@@ -191,6 +191,6 @@ def _read_turns(turns: list[tuple[str, str]], seen: _Seen) -> str | None:
                 return f"message {number}: two user messages in a row"
             seen.prompts.append(text)
         elif seen.previous != "user":
-            return f"message {number}: an assistant message that answers nobody"
+            return f"message {number}: an assistant message without a user message before it"
         seen.previous = role
     return None if seen.prompts else "no user message"

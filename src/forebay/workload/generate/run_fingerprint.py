@@ -21,8 +21,8 @@ __all__ = ["check_asked", "check_fingerprint", "fingerprint_of", "read_run", "wr
 
 
 def fingerprint_of(settings: GenerateSettings, server: ServerIdentity) -> dict[str, Any]:
-    """Everything that shapes an answer or decides its fate. Addresses, concurrency and retries do not."""
-    sampling, gates = settings.sampling, settings.gates
+    """Everything that changes an answer or whether it is kept; not addresses, concurrency and retries."""
+    sampling, filters = settings.sampling, settings.filters
     return {
         "model": server.model,
         "server": {"kind": server.kind, **server.settings},
@@ -34,10 +34,10 @@ def fingerprint_of(settings: GenerateSettings, server: ServerIdentity) -> dict[s
             "seed": sampling.seed,
             **sampling.extra,
         },
-        "gates": {
-            **{gate.value: action.value for gate, action in gates.actions.items()},
-            "retries": gates.retries,
-            "tags": [gates.open_tag, gates.close_tag],
+        "filters": {
+            **{name.value: action.value for name, action in filters.actions.items()},
+            "retries": filters.retries,
+            "tags": [filters.open_tag, filters.close_tag],
         },
     }
 
@@ -78,7 +78,7 @@ def check_fingerprint(path: Path, now: Mapping[str, Any], *, begun: bool, allow_
 
 
 def check_asked(path: Path, settings: GenerateSettings, *, begun: bool) -> None:
-    """Compare what is known without asking a server: sampling and gates. Nothing is stored.
+    """Compare sampling and filters, which are known without a server. Nothing is stored.
 
     Raises:
         RefusedError: they changed, or the file is damaged or missing, and that was not asked for.
@@ -88,7 +88,7 @@ def check_asked(path: Path, settings: GenerateSettings, *, begun: bool) -> None:
         return
     asked = fingerprint_of(settings, ServerIdentity("", ""))
     kept = {} if isinstance(stored, str) else stored["fingerprint"]
-    now = {**kept, "sampling": asked["sampling"], "gates": asked["gates"]}
+    now = {**kept, "sampling": asked["sampling"], "filters": asked["filters"]}
     check_fingerprint(path, now, begun=begun, allow_change=False)
 
 
@@ -127,7 +127,7 @@ def _checksum(fingerprint: Mapping[str, Any], changes: list[list[str]]) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write to a temporary name, sync, rename: the file is the old one or the new one, never a part."""
+    """Write under a temporary name, sync, rename: a reader sees the old file or the new one, never a part."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as handle:
         handle.write(data)
@@ -138,7 +138,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive the machine."""
+    """Write the renames in a folder to disk."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,6 +1,4 @@
-"""The servers of a run, one lane each: filled to its own measured limit, taken out when it dies,
-put back when it is ready.
-"""
+"""The servers of a run: how many requests each gets, which are down, and when they are back."""
 
 from __future__ import annotations
 
@@ -20,16 +18,16 @@ from forebay.workload.target import ServerIdentity, identify, is_ready
 
 __all__ = ["ServerEndpoint", "ServerPool"]
 
-_LOOK_S = 5.0  # how often a lane in use is asked for its health
-_SILENT_LOOKS = 4  # so many silent looks in a row, with requests outstanding, take a lane out
-_LOOK_TIMEOUT_S = 10.0
-_COUNT_S = 0.5  # how often a server's own count of tokens is read
-_MEND_S = 0.5  # how often a lane that is out is asked
-_RUN_ROWS = 32  # rows of one prefix that go to the same server in a row, at most
+_HEALTH_CHECK_S = 5.0  # how often the health of a server in use is read
+_HEALTH_TIMEOUT_S = 10.0
+_MAX_MISSED_CHECKS = 4  # a server with open requests that misses so many health checks in a row is marked down
+_COUNTER_S = 0.5  # how often a server's own count of generated tokens is read
+_DOWN_CHECK_S = 0.5  # how often a server that is down is asked
+_MAX_PREFIX_ROWS = 32  # rows with one prefix that are sent to the same server in a row
 
 
 class ServerEndpoint:
-    """One server. ``up`` says whether work may be sent; ``paused_until`` (monotonic seconds) honours Retry-After."""
+    """One server. ``up``: work may be sent to it. ``paused_until`` (monotonic seconds) comes from Retry-After."""
 
     def __init__(self, url: str, client: Client, limit: ConcurrencyLimit) -> None:
         self.url = url
@@ -39,8 +37,7 @@ class ServerEndpoint:
         self.paused_until = 0.0
         self.in_flight = 0
         self.queue: deque[WorkItem] = deque()
-        self.slots: set[asyncio.Task[None]] = set()
-        self.deaths = 0
+        self.workers: set[asyncio.Task[None]] = set()
 
     def has_room(self, now: float) -> bool:
         """Whether one more conversation may start here now."""
@@ -48,189 +45,198 @@ class ServerEndpoint:
 
     @property
     def over_limit(self) -> bool:
-        """Whether a slot should end rather than take more work."""
+        """Whether a worker should end instead of taking more work."""
         return not self.up or self.in_flight > self.limit.value or time.monotonic() < self.paused_until
 
 
 class ServerPool:
-    """All lanes, and the rows that wait for one.
+    """All servers of a run, and the rows that wait for one.
 
     Args:
-        model: the name the user wants, or None.
-        reviver: starts servers; None leaves that to others.
-        wait_s: how long every lane may be out before ``watch`` gives up.
-        on_event: told of lanes going and coming: (event, url, detail).
+        model: the model name to ask for; None takes the one that the first server lists.
+        restarter: starts servers that are down; None waits for somebody else to do it.
+        wait_s: how long all servers may be down before ``watch`` raises.
+        on_event: called when a server goes down or comes up, with (event, url, detail).
     """
 
     def __init__(
         self,
-        lanes: list[ServerEndpoint],
+        servers: list[ServerEndpoint],
         *,
         model: str | None,
-        reviver: ServerRestarter | None,
+        restarter: ServerRestarter | None,
         wait_s: float,
         on_event: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
-        self.lanes = lanes
+        self.servers = servers
         self.ready: deque[WorkItem] = deque()
         self.errors: Counter[str] = Counter()
         self.identity: ServerIdentity | None = None
+        self.failure: BaseException | None = None
         self._model = model
-        self._reviver = reviver
+        self._restarter = restarter
         self._wait_s = wait_s
         self._on_event = on_event
-        self._mending: dict[str, asyncio.Task[None]] = {}
-        self.failure: BaseException | None = None
+        self._recoveries: dict[str, asyncio.Task[None]] = {}
 
     async def first_ready(self) -> ServerIdentity:
-        """Wait until one lane is ready; returns what it serves.
+        """Wait until one server is ready; returns what it serves.
 
         Raises:
-            DeadError: none became ready in time.
-            UsageError, RefusedError: it serves the wrong model.
+            DeadError: none was ready in time.
+            UsageError, RefusedError: it serves another model.
         """
-        for lane in self.lanes:
-            self.take_out(lane, "not yet asked", silently=True)
+        for server in self.servers:
+            self._recover(server)
         deadline = time.monotonic() + self._wait_s
         while self.identity is None:
             if self.failure is not None:
                 raise self.failure
             if time.monotonic() > deadline:
-                raise self._nobody()
+                raise self._no_server()
             await asyncio.sleep(0.02)
         return self.identity
 
-    def take_out(self, lane: ServerEndpoint, why: str, *, silently: bool = False) -> None:
-        """Send nothing more to a lane, give its waiting rows back, and begin to look for its return."""
-        lane.up = False
-        self.ready.extendleft(reversed(lane.queue))
-        lane.queue.clear()
-        if lane.url in self._mending:
-            return
-        if not silently:
-            lane.deaths += 1
-            self._on_event("server_out", lane.url, why)
-        task = asyncio.create_task(self._mend(lane))
-        self._mending[lane.url] = task
-        task.add_done_callback(lambda done: self._mended(lane, done))
+    def mark_down(self, server: ServerEndpoint, reason: str) -> None:
+        """Send nothing more to a server, take its waiting rows back, and wait for it to be ready again."""
+        server.up = False
+        self.ready.extendleft(reversed(server.queue))
+        server.queue.clear()
+        if server.url not in self._recoveries:
+            self._on_event("server_down", server.url, reason)
+            self._recover(server)
 
-    def next_work(self, lane: ServerEndpoint) -> WorkItem | None:
-        """The next row for a lane: rows of one prefix stay on one lane; an idle lane takes from the longest queue."""
-        if lane.queue:
-            return lane.queue.popleft()
+    def next_work(self, server: ServerEndpoint) -> WorkItem | None:
+        """The next row for a server. Rows with one prefix go to one server; an idle server takes from the longest
+        queue.
+        """
+        if server.queue:
+            return server.queue.popleft()
         if self.ready:
             first = self.ready.popleft()
-            if len(self.lanes) > 1:
-                self._claim_run(lane, first)
+            if len(self.servers) > 1:
+                self._claim_same_prefix(server, first)
             return first
-        longest = max(self.lanes, key=lambda other: len(other.queue))
+        longest = max(self.servers, key=lambda other: len(other.queue))
         return longest.queue.pop() if longest.queue else None
 
-    def _claim_run(self, lane: ServerEndpoint, first: WorkItem) -> None:
-        share = min(_RUN_ROWS, max(1, lane.limit.value // 2))
-        opening = first.row.prefix[0]
-        while self.ready and len(lane.queue) < share and self.ready[0].row.prefix[0] == opening:
-            lane.queue.append(self.ready.popleft())
+    def _claim_same_prefix(self, server: ServerEndpoint, first: WorkItem) -> None:
+        most = min(_MAX_PREFIX_ROWS, max(1, server.limit.value // 2))
+        start = first.row.prefix[0]
+        while self.ready and len(server.queue) < most and self.ready[0].row.prefix[0] == start:
+            server.queue.append(self.ready.popleft())
 
     @property
     def waiting(self) -> int:
-        """Rows handed out to nobody yet."""
-        return len(self.ready) + sum(len(lane.queue) for lane in self.lanes)
+        """Rows that no worker has taken yet."""
+        return len(self.ready) + sum(len(server.queue) for server in self.servers)
 
     async def watch(self) -> None:
-        """Until cancelled: look after lanes in use, and give up when all were out for too long.
+        """Until cancelled: check the health of servers in use, and raise when all were down for too long.
 
         Raises:
-            DeadError: every server is away.
+            DeadError: no server is ready.
         """
-        silent: Counter[str] = Counter()
-        out_since: float | None = None
+        missed: Counter[str] = Counter()
+        down_since: float | None = None
         while True:
-            await asyncio.sleep(_LOOK_S if any(lane.up for lane in self.lanes) else _MEND_S)
+            await asyncio.sleep(_HEALTH_CHECK_S if any(server.up for server in self.servers) else _DOWN_CHECK_S)
             if self.failure is not None:
                 raise self.failure
-            if any(lane.up for lane in self.lanes):
-                out_since = None
+            if any(server.up for server in self.servers):
+                down_since = None
             else:
-                out_since = out_since or time.monotonic()
-                if time.monotonic() - out_since > self._wait_s:
-                    raise self._nobody()
-            for lane in self.lanes:
-                if lane.up and lane.in_flight and not await is_ready(lane.client, timeout_s=_LOOK_TIMEOUT_S):
-                    silent[lane.url] += 1
-                    if silent[lane.url] >= _SILENT_LOOKS:
-                        self._abandon(lane)
+                down_since = down_since or time.monotonic()
+                if time.monotonic() - down_since > self._wait_s:
+                    raise self._no_server()
+            for server in self.servers:
+                if server.up and server.in_flight and not await is_ready(server.client, timeout_s=_HEALTH_TIMEOUT_S):
+                    missed[server.url] += 1
+                    if missed[server.url] >= _MAX_MISSED_CHECKS:
+                        self._cancel_requests(server)
                 else:
-                    silent[lane.url] = 0
+                    missed[server.url] = 0
 
-    async def count(self) -> None:
-        """Until cancelled: tell each lane's limit what its server has generated, where the server counts that."""
+    async def read_counters(self) -> None:
+        """Until cancelled: tell each server's limit how many tokens the server has generated, where the server counts
+        them.
+        """
         kind = self.identity.kind if self.identity is not None else "unknown"
         while True:
-            await asyncio.sleep(_COUNT_S)
-            for lane in self.lanes:
-                if lane.up and (generated := await read_generated(lane.client, kind)) is not None:
-                    lane.limit.counted(generated, time.monotonic(), full=lane.in_flight >= lane.limit.value)
+            await asyncio.sleep(_COUNTER_S)
+            for server in self.servers:
+                if server.up and (generated := await read_generated(server.client, kind)) is not None:
+                    full = server.in_flight >= server.limit.value
+                    server.limit.counted(generated, time.monotonic(), full=full)
 
     async def close(self) -> None:
-        """Stop looking after lanes and close their connections."""
-        for task in list(self._mending.values()):
+        """Stop waiting for servers, and close all connections."""
+        for task in list(self._recoveries.values()):
             task.cancel()
-        await asyncio.gather(*self._mending.values(), return_exceptions=True)
-        for lane in self.lanes:
-            await lane.client.close()
+        await asyncio.gather(*self._recoveries.values(), return_exceptions=True)
+        for server in self.servers:
+            await server.client.close()
 
-    def _abandon(self, lane: ServerEndpoint) -> None:
-        self.take_out(lane, "its health was silent")
-        for slot in list(lane.slots):
-            slot.cancel()
+    def _cancel_requests(self, server: ServerEndpoint) -> None:
+        self.mark_down(server, f"no answer to {_MAX_MISSED_CHECKS} health checks in a row")
+        for worker in list(server.workers):
+            worker.cancel()
 
-    async def _mend(self, lane: ServerEndpoint) -> None:
-        if self._reviver is not None and not await is_ready(lane.client):
-            await self._reviver.start()
+    def _recover(self, server: ServerEndpoint) -> None:
+        task = asyncio.create_task(self._wait_until_ready(server))
+        self._recoveries[server.url] = task
+        task.add_done_callback(lambda done: self._recovered(server, done))
+
+    async def _wait_until_ready(self, server: ServerEndpoint) -> None:
+        if self._restarter is not None and not await is_ready(server.client):
+            await self._restarter.start()
         while True:
-            if await is_ready(lane.client) and await self._accept(lane):
+            if await is_ready(server.client) and await self._check_identity(server):
                 return
-            await asyncio.sleep(_MEND_S)
-            if self._reviver is not None and not await _listens(lane.client):
-                await self._reviver.start()
+            await asyncio.sleep(_DOWN_CHECK_S)
+            if self._restarter is not None and not await _accepts_connections(server.client):
+                await self._restarter.start()
 
-    async def _accept(self, lane: ServerEndpoint) -> bool:
-        """Check that a lane that came (back) serves what the others serve."""
+    async def _check_identity(self, server: ServerEndpoint) -> bool:
+        """Check that a server that is ready serves what the other servers serve; False when it does not answer.
+
+        Raises:
+            RefusedError: it serves something else.
+        """
         try:
-            identity = await identify(lane.client, model=self._model)
+            identity = await identify(server.client, model=self._model)
         except RequestFailure:
             return False
         if self.identity is None:
             self.identity = identity
         elif identity != self.identity:
             raise RefusedError(
-                f"{lane.url} does not serve what the run began with: {identity} instead of {self.identity}",
+                f"{server.url} does not serve what the run began with: {identity} instead of {self.identity}",
                 fix="leave that server out, or start it with the same model and settings",
             )
         return True
 
-    def _mended(self, lane: ServerEndpoint, done: asyncio.Task[None]) -> None:
-        self._mending.pop(lane.url, None)
+    def _recovered(self, server: ServerEndpoint, done: asyncio.Task[None]) -> None:
+        self._recoveries.pop(server.url, None)
         if done.cancelled():
             return
         error = done.exception()
         if error is None:
-            lane.up = True
-            self._on_event("server_in", lane.url, f"limit {lane.limit.value}")
+            server.up = True
+            self._on_event("server_up", server.url, f"limit {server.limit.value}")
         elif isinstance(error, (DeadError, RefusedError, UsageError)) or self.failure is None:
             self.failure = error
 
-    def _nobody(self) -> DeadError:
-        names = ", ".join(lane.url for lane in self.lanes)
+    def _no_server(self) -> DeadError:
+        names = ", ".join(server.url for server in self.servers)
         return DeadError(
             f"no server was ready for {self._wait_s:.0f} s: {names}",
             fix="start it (forebay up), or add --up; finished rows are kept: the same command continues",
         )
 
 
-async def _listens(client: Client) -> bool:
-    """Whether anything answers at all: a server that is still loading must not be started a second time."""
+async def _accepts_connections(client: Client) -> bool:
+    """Whether anything accepts connections: a server that is still loading must not be started a second time."""
     try:
         await client.get("/health", timeout_s=5.0)
     except RequestFailure as failure:

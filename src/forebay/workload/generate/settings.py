@@ -1,7 +1,8 @@
-"""What the user asked of a run: parsed once, frozen."""
+"""The settings of a run of ``generate``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,12 @@ __all__ = ["GenerateSettings", "Sampling"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How answers are drawn. ``None`` leaves a setting to the server.
+    """Sampling parameters. ``None`` leaves one to the server.
 
     Attributes:
-        max_tokens: longest answer; retries of cut answers go beyond it.
-        seed: makes sampled answers repeatable: every turn gets its own seed, derived from this, the row and the turn.
-        extra: further fields of the request body, as the server takes them.
+        max_tokens: longest answer in tokens; retries of truncated answers ask for more.
+        seed: makes sampled answers repeatable: each turn gets a seed derived from this one, the row and the turn.
+        extra: further fields of the request body.
     """
 
     max_tokens: int = 2048
@@ -35,7 +36,7 @@ class Sampling:
             raise UsageError(
                 f"--max-tokens is {self.max_tokens}; an answer has at least 1 token", fix="--max-tokens 2048"
             )
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:
             raise UsageError(f"--temperature is {self.temperature}; it is 0 or more", fix="--temperature 0")
 
 
@@ -45,20 +46,20 @@ class GenerateSettings:
 
     Attributes:
         source: the input file or folder.
-        output: a ``.jsonl`` or ``.parquet`` file, or a folder that will hold shards.
+        output: a ``.jsonl`` or ``.parquet`` file, or a folder for shards.
         servers: addresses.
-        up: what ``forebay up`` is given to start the server (again), or None to leave that to others.
+        up: arguments of ``forebay up`` that start the server; None when somebody else starts it.
         concurrency: a fixed number of requests in flight per server; None measures it.
-        row_tries: errors a row may meet, over all its turns, before it counts as failed.
-        window_rows: rows read ahead and sorted so that common prefixes are sent together.
-        server_wait_s: how long all servers may be away before the run gives up (exit 4).
+        row_tries: errors, over all turns of a row, after which the row is failed.
+        window_rows: rows read ahead and sorted, so that rows with a common prefix are sent together.
+        server_wait_s: how long all servers may be down before the run ends (exit 4).
     """
 
     source: Path
     output: Path
     servers: tuple[str, ...]
     sampling: Sampling = field(default_factory=Sampling)
-    gates: FilterPolicy = field(default_factory=FilterPolicy.default)
+    filters: FilterPolicy = field(default_factory=FilterPolicy.default)
     model: str | None = None
     api_key: str | None = None
     up: str | None = None
@@ -77,12 +78,12 @@ class GenerateSettings:
 
     @property
     def format(self) -> str:
-        """``jsonl`` or ``parquet``: as asked, else by the output's name."""
+        """``jsonl`` or ``parquet``: ``output_format`` if given, else by the output's name."""
         if self.output_format:
             return self.output_format
         return "parquet" if self.output.suffix == ".parquet" else "jsonl"
 
     @property
     def work_folder(self) -> Path:
-        """Journal, lock and index: beside the output, so that they move with it."""
+        """The folder of journal, lock and index, beside the output."""
         return self.output.with_name(self.output.name + ".journal")

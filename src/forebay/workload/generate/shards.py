@@ -1,4 +1,4 @@
-"""One output file being written: JSON lines, or Parquet with the same columns."""
+"""One output file: JSON lines, or Parquet with the same columns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 
 __all__ = ["JsonlShard", "ParquetShard", "Shard"]
 
-_GROUP_ROWS = 1000  # rows in one Parquet row group: what is held in memory
+_GROUP_ROWS = 1000  # rows in one Parquet row group, which is held in memory
 
 
 class Shard(Protocol):
-    """A file that takes rows."""
+    """An output file."""
 
     def write(self, row: dict[str, Any]) -> None:
         """Add one row."""
@@ -25,7 +25,7 @@ class Shard(Protocol):
 
 
 class JsonlShard:
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def __init__(self, path: Path) -> None:
         self._handle = path.open("wb", buffering=1 << 20)
@@ -49,7 +49,7 @@ class JsonlShard:
 
 class ParquetShard:
     """Columns ``id``, ``conversations`` (list of role, content, reasoning_content), ``status``, ``finish_reasons``,
-    ``gates``.
+    ``filters``.
 
     The bytes depend on the rows and on pyarrow's version only: row groups have a fixed number of rows.
     """
@@ -66,7 +66,7 @@ class ParquetShard:
                 ("conversations", arrow.list_(message)),
                 ("status", text),
                 ("finish_reasons", arrow.list_(text)),
-                ("gates", arrow.list_(text)),
+                ("filters", arrow.list_(text)),
             ]
         )
         self._arrow = arrow

@@ -1,4 +1,4 @@
-"""Input files as one stream of raw rows, in an order that never changes: files by name, rows as they lie.
+"""Input files as one stream of raw rows, always in the same order: files by name, rows as they are in the file.
 
 JSONL (also gzip), Parquet, and folders: of such files, or a Hugging Face dataset as ``save_to_disk`` writes it (Arrow
 files listed in ``state.json``) or as a repository holds it (``data/*.parquet``). Memory: one batch of 256 rows.
@@ -24,7 +24,7 @@ RawRow = bytes | dict[str, Any]
 
 
 class Rows(Protocol):
-    """What a run asks of its input: the same rows in the same order, each time it asks."""
+    """An input: the same rows in the same order at each reading."""
 
     def rows(self) -> Iterator[RawRow]:
         """Every row."""
@@ -39,10 +39,11 @@ class Source:
     files: tuple[Path, ...]
 
     def rows(self) -> Iterator[RawRow]:
-        """Every row, in order; blank lines of JSONL are no rows.
+        """Every row, in order; blank lines of JSONL are skipped.
 
         Raises:
-            UsageError: a file is damaged, cut short, or not what its name says. Rows before the damage have come out.
+            UsageError: a file is damaged, cut short, or not of the format of its name. Rows before the damage were
+                returned.
         """
         readers: dict[str, Callable[[Path], Iterator[RawRow]]] = {
             "jsonl": _jsonl_rows,
@@ -56,40 +57,50 @@ class Source:
                 for row in read(file):
                     yield row
                     count += 1
-            except (OSError, EOFError, ValueError, zlib.error) as error:  # pyarrow's are ValueErrors and OSErrors
+            except (OSError, EOFError, ValueError, zlib.error) as error:  # pyarrow raises ValueErrors and OSErrors
                 raise UsageError(
                     f"input: {file} cannot be read after {count:,} rows: {' '.join(str(error).split())}",
-                    fix="is it whole, and of the format its name says? Copy it again, or leave it out",
+                    fix="check that it is complete and of the format of its name; copy it again, or leave it out",
                 ) from error
 
 
 def open_source(path: Path, *, split: str | None = None) -> Source:
-    """Find out what ``path`` is.
+    """Open an input.
 
     Args:
         path: a file or a folder.
         split: which split of a dataset folder that has several.
 
     Raises:
-        UsageError: nothing there, nothing in it, a format we do not read, or a split must be chosen.
+        UsageError: nothing there, nothing in it, an unknown format, or a split must be chosen.
     """
     if path.is_file():
         return _file_source(path)
     if not path.is_dir():
-        raise UsageError(f"input: {path} is not there", fix="name a JSONL or Parquet file, or a dataset folder")
+        raise UsageError(f"input: {path} does not exist", fix="name a JSONL or Parquet file, or a dataset folder")
     if (path / "dataset_dict.json").is_file():
-        splits = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        splits = _read_json(path / "dataset_dict.json", lambda content: [str(name) for name in content["splits"]])
         return open_source(path / _choose(path, splits, split))
     if (path / "state.json").is_file():
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        files = tuple(path / entry["filename"] for entry in state["_data_files"])
+        names = _read_json(path / "state.json", lambda content: [entry["filename"] for entry in content["_data_files"]])
+        files = tuple(path / name for name in names)
         require_pyarrow("a Hugging Face dataset folder")
         return Source(path, "arrow", files)
     return _folder_source(path, split)
 
 
+def _read_json(path: Path, read: Callable[[Any], list[str]]) -> list[str]:
+    """What ``read`` takes from a JSON file of a dataset folder."""
+    try:
+        return read(json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"input: {path} cannot be read: {type(error).__name__} {error}", fix="copy the dataset again"
+        ) from error
+
+
 def require_pyarrow(what: str) -> None:
-    """Raises UsageError with the install command when pyarrow is not there."""
+    """Raise UsageError with the install command when pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -167,7 +178,7 @@ def _arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _arrow_reader(arrow: Any, mapped: Any) -> Iterator[Any]:
-    """Record batches of either Arrow form: the stream (what ``datasets`` writes) or the file."""
+    """Record batches of either Arrow format: the stream format (which ``datasets`` writes) or the file format."""
     try:
         yield from arrow.ipc.open_stream(mapped)
     except arrow.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""One turn of one row: ask, judge, ask again where that can help."""
+"""One turn of one row: the request, the quality filters, and the retries."""
 
 from __future__ import annotations
 
@@ -36,18 +36,20 @@ class WorkItem:
 
     @property
     def hex_key(self) -> str:
-        """As the journal writes it."""
+        """The key as the journal holds it."""
         return self.key.hex()
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The outcome of a turn. ``set_aside`` names the gate that ends the row; None when the answer is kept."""
+    """A generated turn. ``filters`` matched its answer; ``rejected`` is the filter that ends the row, None when the
+    answer is kept.
+    """
 
     answer: CompletionAnswer
-    gates: list[QualityFilter]
+    filters: list[QualityFilter]
     attempts: int
-    set_aside: QualityFilter | None
+    rejected: QualityFilter | None
 
 
 def request_body(
@@ -66,8 +68,8 @@ def request_body(
     if sampling.top_k is not None:
         body["top_k"] = sampling.top_k
     if sampling.seed is not None:
-        mark = b"%d %d %d" % (sampling.seed, len(work.answers), attempt)
-        body["seed"] = int.from_bytes(hashlib.blake2b(work.key + mark, digest_size=4).digest(), "big") >> 1
+        salt = b"%d %d %d" % (sampling.seed, len(work.answers), attempt)
+        body["seed"] = int.from_bytes(hashlib.blake2b(work.key + salt, digest_size=4).digest(), "big") >> 1
     body.update(sampling.extra)
     return body
 
@@ -81,10 +83,10 @@ async def ask_turn(
     """Generate the next answer of ``work`` (whose answers are left as they are).
 
     Raises:
-        RequestFailure: the first ask, or a repeated one, brought no answer. A repeated ask that the server refuses for
-            its length is not an error: the answer before it stands, and is set aside.
+        RequestFailure: a request brought no answer. A retry that the server refuses for its length is not an error: the
+            answer before it is rejected.
     """
-    policy = settings.gates
+    policy = settings.filters
     max_tokens = settings.sampling.max_tokens
     before: Turn | None = None
     for attempt in range(1, policy.retries + 2):
@@ -94,14 +96,14 @@ async def ask_turn(
             if before is not None and failure.kind is FailureKind.REFUSED:
                 return before
             raise
-        gates = check_answer(answer, policy)
-        action = policy.action(gates)
+        filters = check_answer(answer, policy)
+        action = policy.action(filters)
         if action is FilterAction.KEEP:
-            return Turn(answer, gates, attempt, None)
-        judged = next(gate for gate in gates if policy.actions[gate] is action)
-        before = Turn(answer, gates, attempt, judged)
-        longer = any(gate in _MORE_TOKENS_HELP for gate in gates)
-        if action is FilterAction.SET_ASIDE or not (longer or settings.sampling.temperature > 0):
+            return Turn(answer, filters, attempt, None)
+        decisive = next(name for name in filters if policy.actions[name] is action)
+        before = Turn(answer, filters, attempt, decisive)
+        longer = any(name in _MORE_TOKENS_HELP for name in filters)
+        if action is FilterAction.REJECT or not (longer or settings.sampling.temperature > 0):
             break
         if longer:
             max_tokens *= 2

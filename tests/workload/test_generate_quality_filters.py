@@ -1,4 +1,4 @@
-"""Gates: which answers are unfit, and what becomes of them."""
+"""Quality filters: which answers they match, and what is done then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _answer(content: str, finish: str = "stop", reasoning: str | None = None) ->
 
 
 @pytest.mark.parametrize(
-    ("answer", "gates"),
+    ("answer", "filters"),
     [
         (_answer("fine"), []),
         (_answer(" \n"), [QualityFilter.EMPTY]),
@@ -39,8 +39,8 @@ def _answer(content: str, finish: str = "stop", reasoning: str | None = None) ->
         (_answer("yes", "stop", "wait, " * 60), [QualityFilter.REPEATING]),
     ],
 )
-def test_each_gate_sees_its_fault(answer: CompletionAnswer, gates: list[QualityFilter]) -> None:
-    assert check_answer(answer, _POLICY) == gates
+def test_each_filter_matches_its_fault(answer: CompletionAnswer, filters: list[QualityFilter]) -> None:
+    assert check_answer(answer, _POLICY) == filters
 
 
 @given(st.text(min_size=1, max_size=40), st.text(max_size=300))
@@ -76,25 +76,25 @@ _RETRY = replace(_POLICY, actions=dict.fromkeys(QualityFilter, FilterAction.RETR
 
 def test_a_cut_answer_is_asked_again_with_twice_the_tokens_until_it_ends() -> None:
     turn, asked = _ask([_answer("a", "length"), _answer("b", "length"), _answer("c")], _RETRY)
-    assert (turn.answer.content, turn.set_aside, turn.attempts, asked) == ("c", None, 3, [10, 20, 40])
+    assert (turn.answer.content, turn.rejected, turn.attempts, asked) == ("c", None, 3, [10, 20, 40])
 
 
-def test_retries_end_in_setting_aside() -> None:
+def test_retries_end_in_rejection() -> None:
     turn, asked = _ask([_answer("a", "length")] * 3, _RETRY)
-    assert (turn.set_aside, asked) == (QualityFilter.TRUNCATED, [10, 20, 40])
+    assert (turn.rejected, asked) == (QualityFilter.TRUNCATED, [10, 20, 40])
 
 
 def test_a_longer_retry_that_the_server_refuses_leaves_the_answer_before_it() -> None:
     turn, _ = _ask([_answer("a", "length"), RequestFailure(FailureKind.REFUSED, "too long")], _RETRY)
-    assert (turn.answer.content, turn.set_aside) == ("a", QualityFilter.TRUNCATED)
+    assert (turn.answer.content, turn.rejected) == ("a", QualityFilter.TRUNCATED)
 
 
 def test_asking_again_the_same_way_is_no_retry() -> None:
-    """At temperature 0 an empty answer stays empty: it is set aside at once; a sampled one is asked again."""
+    """At temperature 0 an empty answer stays empty: it is rejected at once; a sampled one is asked again."""
     assert _ask([_answer("")], _RETRY)[1] == [10]
     assert _ask([_answer(""), _answer("yes")], _RETRY, temperature=1.0)[1] == [10, 10]
 
 
-def test_kept_faults_are_still_recorded() -> None:
+def test_filters_that_keep_an_answer_are_still_recorded() -> None:
     turn, _ = _ask([_answer("a", "length")], replace(_POLICY, actions=dict.fromkeys(QualityFilter, FilterAction.KEEP)))
-    assert (turn.set_aside, turn.gates) == (None, [QualityFilter.TRUNCATED])
+    assert (turn.rejected, turn.filters) == (None, [QualityFilter.TRUNCATED])

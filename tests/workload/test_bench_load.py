@@ -10,8 +10,8 @@ import pytest
 from forebay.errors import UsageError
 from forebay.workload.bench.load_script import write_script
 from forebay.workload.bench.prompts import PromptGenerator
-from forebay.workload.bench.result import judge_cache
 from forebay.workload.bench.settings import BenchSettings, CacheTemperature, Workload
+from forebay.workload.bench.summary import cache_note
 
 _MAKER = PromptGenerator("salt", 1000)
 
@@ -31,7 +31,7 @@ def _trace(folder: Path) -> Path:
 def test_a_trace_keeps_its_lengths_times_and_shared_prefixes(tmp_path: Path) -> None:
     settings = BenchSettings(workload=Workload.TRACE, trace=_trace(tmp_path), speed=2.0)
     sessions = write_script(settings, _MAKER).sessions
-    asks = [session.ask(0, []) for session in sessions]
+    asks = [session.request(0, []) for session in sessions]
     prompts = [ask.body["prompt"] for ask in asks]
     assert [session.at for session in sessions] == [0.0, 0.0, 1.0]
     assert [len(prompt) for prompt in prompts] == [1500, 1000, 1000]
@@ -47,43 +47,43 @@ def test_a_trace_scales_down_as_a_whole_and_says_what_it_leaves_out(tmp_path: Pa
         workload=Workload.TRACE, trace=_trace(tmp_path), block_tokens=64, max_input_tokens=150, timed=False
     )
     script = write_script(settings, _MAKER)
-    assert [len(session.ask(0, []).body["prompt"]) for session in script.sessions] == [125, 125]
+    assert [len(session.request(0, []).body["prompt"]) for session in script.sessions] == [125, 125]
     assert (script.left_out, script.timed) == (1, False)
 
 
 def test_another_salt_shares_nothing_and_the_same_salt_everything() -> None:
     settings = BenchSettings(workload=Workload.FIXED, sessions=3, input_tokens=50)
 
-    def prompts(maker: PromptGenerator) -> list[list[int]]:
-        return [session.ask(0, []).body["prompt"] for session in write_script(settings, maker).sessions]
+    def prompts(generator: PromptGenerator) -> list[list[int]]:
+        return [session.request(0, []).body["prompt"] for session in write_script(settings, generator).sessions]
 
     assert prompts(_MAKER) == prompts(_MAKER)
-    firsts = [tuple(prompt[:8]) for maker in (_MAKER, _MAKER.with_salt("other")) for prompt in prompts(maker)]
+    firsts = [tuple(prompt[:8]) for generator in (_MAKER, _MAKER.with_salt("other")) for prompt in prompts(generator)]
     assert len(set(firsts)) == len(firsts)
 
 
 def test_chat_groups_share_a_system_prompt_and_turns_carry_the_answers() -> None:
     settings = BenchSettings(workload=Workload.CHAT, sessions=4, groups=2, turns=2)
     first, second, third, _ = write_script(settings, _MAKER).sessions
-    system = [session.ask(0, []).body["messages"][0] for session in (first, second, third)]
+    system = [session.request(0, []).body["messages"][0] for session in (first, second, third)]
     assert system[0] == system[2] != system[1]
-    messages = first.ask(1, ["an answer"]).body["messages"]
+    messages = first.request(1, ["an answer"]).body["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[2]["content"] == "an answer"
-    assert (first.ask(0, []).reused_tokens, third.ask(0, []).reused_tokens) == (0, settings.system_tokens)
+    assert (first.request(0, []).reused_tokens, third.request(0, []).reused_tokens) == (0, settings.system_tokens)
 
 
 def test_a_run_that_measured_the_cache_is_told_apart_from_one_that_repeats_itself() -> None:
-    assert judge_cache(1000, 0, 0) is None
-    assert judge_cache(1000, 500, 500) is None
-    assert "90.0%" in str(judge_cache(1000, 900, 500))
-    assert "unknown" in str(judge_cache(1000, 900, None))
+    assert cache_note(1000, 0, 0) is None
+    assert cache_note(1000, 500, 500) is None
+    assert "90.0%" in str(cache_note(1000, 900, 500))
+    assert "unknown" in str(cache_note(1000, 900, None))
 
 
 def test_bad_workloads_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs a trace"):
         BenchSettings(workload=Workload.TRACE)
-    with pytest.raises(UsageError, match="played twice in real time"):
+    with pytest.raises(UsageError, match="replayed twice in real time"):
         BenchSettings(workload=Workload.TRACE, trace=tmp_path, cache=CacheTemperature.WARM)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"timestamp": 0}\n', encoding="utf-8")

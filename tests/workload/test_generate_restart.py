@@ -58,22 +58,24 @@ def _starter(folder: Path, port: int) -> list[str]:
     return [sys.executable, str(script)]
 
 
-async def test_a_dead_server_is_started_again_and_its_lane_comes_back(tmp_path: Path) -> None:
+async def test_a_dead_server_is_started_again_and_used_again(tmp_path: Path) -> None:
     port = _free_port()
-    reviver = ServerRestarter(_starter(tmp_path, port), StartBudget(starts=2, first_delay_s=0.05))
-    lane = ServerEndpoint(f"http://127.0.0.1:{port}", Client(f"http://127.0.0.1:{port}"), ConcurrencyLimit())
+    restarter = ServerRestarter(_starter(tmp_path, port), StartBudget(starts=2, first_delay_s=0.05))
+    server = ServerEndpoint(f"http://127.0.0.1:{port}", Client(f"http://127.0.0.1:{port}"), ConcurrencyLimit())
     events: list[str] = []
-    fleet = ServerPool([lane], model=None, reviver=reviver, wait_s=60, on_event=lambda name, *_: events.append(name))
+    pool = ServerPool(
+        [server], model=None, restarter=restarter, wait_s=60, on_event=lambda name, *_: events.append(name)
+    )
     try:
-        assert (await fleet.first_ready()).model == "null"
+        assert (await pool.first_ready()).model == "null"
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-        fleet.take_out(lane, "killed")
-        while not lane.up:
+        pool.mark_down(server, "killed")
+        while not server.up:
             await asyncio.sleep(0.02)
-        assert (reviver.count, events) == (2, ["server_in", "server_out", "server_in"])
+        assert (restarter.count, events) == (2, ["server_up", "server_down", "server_up"])
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-        fleet.take_out(lane, "killed")
+        pool.mark_down(server, "killed")
         with pytest.raises(DeadError, match="started 2 times"):
-            await fleet.watch()
+            await pool.watch()
     finally:
-        await fleet.close()
+        await pool.close()
