@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.compiler import cpp
 from forebay.engine.kernels import load_backend
 from forebay.engine.kernels.library import variants
 from forebay.engine.kernels.native import build
@@ -66,7 +67,7 @@ def test_without_a_compiler_torch_serves_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("FOREBAY_KERNELS", raising=False)
-    monkeypatch.setattr(build, "_COMPILERS", ())
+    monkeypatch.setattr(cpp, "_COMPILERS", ())
     monkeypatch.delenv("CXX", raising=False)
     with caplog.at_level(logging.WARNING):
         assert load_backend("auto", threads=1).name == "torch"

@@ -7,29 +7,24 @@ compiler and the flags: a changed source is a new file, and an old one is never 
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.paths import cache_dir
+from forebay.compiler.cpp import BuildError, build_key, built_once, find_compiler, run_compiler
 
 __all__ = ["BuildError", "build_extension", "build_library", "find_compiler"]
 
 _log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
-_COMPILERS = ("g++", "c++", "clang++")
 _FLAGS = [
     "-O3",
     "-std=c++17",
@@ -50,10 +45,6 @@ _VARIANTS = {
 }
 
 
-class BuildError(Exception):
-    """The compiler failed; the message ends with what it said."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Unit:
     """One object file: its source and its own flags."""
@@ -61,13 +52,6 @@ class _Unit:
     name: str
     source: str
     flags: tuple[str, ...]
-
-
-def find_compiler() -> str | None:
-    """Path of a C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH; None when there is none."""
-    named = os.environ.get("CXX")
-    candidates = (named, *_COMPILERS) if named else _COMPILERS
-    return next((found for name in candidates if (found := shutil.which(name))), None)
 
 
 def build_library(
@@ -94,8 +78,8 @@ def build_library(
     units = _units(compiler, only)
     flags = [*_FLAGS, *(_SANITIZE if sanitize else [])]
     sources = sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cpp")])
-    key = _key(compiler, repr((platform.machine(), units, flags)), sources)
-    return _built_once(f"libforebay-{key}.so", lambda t: _build(compiler, units, flags, t, progress or _log.info))
+    key = build_key(compiler, repr((platform.machine(), units, flags)), sources)
+    return built_once(f"libforebay-{key}.so", lambda t: _build(compiler, units, flags, t, progress or _log.info))
 
 
 def build_extension(source: Path) -> Path | None:
@@ -112,27 +96,15 @@ def build_extension(source: Path) -> Path | None:
     if compiler is None or not (Path(include) / "Python.h").exists():
         return None
     flags = [*_FLAGS, f"-I{include}"]
-    key = _key(compiler, repr((platform.machine(), sys.implementation.cache_tag, flags)), [source])
+    key = build_key(compiler, repr((platform.machine(), sys.implementation.cache_tag, flags)), [source])
 
     def build(target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
             linked = Path(folder) / target.name
-            _run([compiler, *flags, "-shared", str(source), "-o", str(linked)])
+            run_compiler([compiler, *flags, "-shared", str(source), "-o", str(linked)])
             linked.replace(target)
 
-    return _built_once(f"{source.stem}-{key}.so", build)
-
-
-def _built_once(name: str, build: Callable[[Path], None]) -> Path:
-    """The file ``name`` of the cache folder, made by ``build`` if it is not there."""
-    target = cache_dir() / "native" / name
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.parent / ".lock"):
-        if not target.exists():
-            build(target)
-    return target
+    return built_once(f"{source.stem}-{key}.so", build)
 
 
 def _units(compiler: str, only: Collection[str]) -> list[_Unit]:
@@ -152,23 +124,6 @@ def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def _key(compiler: str, settings: str, sources: list[Path]) -> str:
-    digest = hashlib.sha256()
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    for part in (version, settings.encode()):
-        digest.update(part)
-    for path in sources:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 def _build(compiler: str, units: list[_Unit], flags: list[str], target: Path, progress: Callable[[str], None]) -> None:
     progress(f"building the kernel library with {compiler} (once; about half a minute)")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
@@ -176,19 +131,12 @@ def _build(compiler: str, units: list[_Unit], flags: list[str], target: Path, pr
 
         def compile_unit(unit: _Unit, out: Path) -> None:
             source = str(_SOURCES / unit.source)
-            _run([compiler, *flags, *unit.flags, "-c", source, "-o", str(out)])
+            run_compiler([compiler, *flags, *unit.flags, "-c", source, "-o", str(out)])
             progress(f"kernel library: compiled {unit.name}")
 
         with ThreadPoolExecutor(max_workers=min(len(units), os.cpu_count() or 1)) as pool:
             list(pool.map(compile_unit, units, objects))
         linked = Path(folder) / target.name
-        _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(linked)])
+        run_compiler([compiler, *flags, "-shared", *map(str, objects), "-o", str(linked)])
         linked.replace(target)
     progress(f"kernel library ready: {target}")
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = "\n".join(done.stderr.strip().splitlines()[-12:])
-        raise BuildError(f"{' '.join(command)} failed with exit code {done.returncode}:\n{said}")
