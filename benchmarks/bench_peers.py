@@ -6,7 +6,7 @@ not is slower. Others run from environments of their own, ``$FOREBAY_CACHE/peers
 with a note where there is none. Wall time and throughput are the server's own: from its first request to its last
 answer. CPU seconds are of the whole client.
 
-    python benchmarks/bench_peers.py --tokenizer FOLDER [--streams 500] [--requests 1500] [--rounds 2]
+    python -m benchmarks.bench_peers --tokenizer FOLDER [--streams 500] [--requests 1500] [--rounds 2]
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from benchmarks.lib.modules import null_server
 from forebay.paths import cache_dir
 
-_HERE = Path(__file__).resolve().parent
 _TOKENS = 32
 _VLLM = """import argparse
 from vllm.benchmarks.serve import add_cli_args, main
@@ -84,19 +84,8 @@ def _hub_of_one(tokenizer: str, home: Path) -> None:
 
 
 def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        str(_HERE / "null_server.py"),
-        "--tokens",
-        str(_TOKENS),
-        "--token-s",
-        str(options.token_s),
-    ]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    url = f"http://127.0.0.1:{server.stdout.readline().rsplit(' ', 1)[1].strip()}"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    try:
+    with null_server("--tokens", str(_TOKENS), "--token-s", str(options.token_s)) as url:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with tempfile.TemporaryDirectory() as folder:
             _hub_of_one(options.tokenizer, Path(folder) / "hf")
             client = _commands(url, options.tokenizer, options.streams, options.requests, Path(folder))[name]
@@ -108,9 +97,6 @@ def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         with urlopen(f"{url}/null/stats") as answer:
             stats = json.load(answer)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    finally:
-        server.terminate()
-        server.wait()
     if done.returncode != 0 or stats["requests"] < options.requests:
         said = (done.stderr + done.stdout).strip().splitlines() or ["no message"]
         return {"failed": " ".join(said[-3:])[:300], "requests": stats["requests"]}

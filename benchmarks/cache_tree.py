@@ -1,6 +1,6 @@
 """The page tree at 1,000,000 pages against 10,000: match, insert and evict a 4k-token prefix.
 
-    python benchmarks/cache_tree.py [--json out.json] [--sglang-python .../peers/sglang/bin/python]
+    python -m benchmarks.cache_tree [--json out.json] [--sglang-python .../peers/sglang/bin/python]
 
 Before each timed operation other memory is walked through, as a forward pass does between two requests, so that neither
 tree is measured out of the processor's caches. Each tree lives in a process of its own, and they take turns round by
@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.lib.modules import module_command, module_env
 
 PAGE = 16
 TOKENS = 4096
@@ -133,8 +135,7 @@ def sglang_cache(core: str) -> Any:
     assert spec.loader is not None, "the recipe cannot be loaded"
     sys.modules["recipe"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["recipe"])
-    # In place of this folder, whose kernels.py would be taken for the package of that name.
-    sys.path[0] = str(RECIPE / "stubs")
+    sys.path.insert(0, str(RECIPE / "stubs"))
     import torch
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -233,7 +234,8 @@ class Worker:
         self.name = kind
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the worker
         self._process = subprocess.Popen(
-            [python, __file__, "--only", kind, "--pages", str(pages)],
+            module_command("cache_tree", "--only", kind, "--pages", str(pages), python=python),
+            env=module_env(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

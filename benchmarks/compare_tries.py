@@ -5,7 +5,7 @@ Every try is a whole comparison of two fresh null servers, with prompts of its o
 output tokens a second. A verdict of *no difference* on equal servers is right, and so is *B is worse* on the slower
 one.
 
-    python benchmarks/compare_tries.py [--tries 10] [--rounds 8] [--slower 0.05]
+    python -m benchmarks.compare_tries [--tries 10] [--rounds 8] [--slower 0.05]
 """
 
 from __future__ import annotations
@@ -17,31 +17,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
-
-
-def _server(token_s: float) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, str(_HERE / "null_server.py"), "--first-s", str(token_s), "--token-s", str(token_s)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, f"http://127.0.0.1:{process.stdout.readline().rsplit(' ', 1)[1].strip()}"
+from benchmarks.lib.modules import null_server
 
 
 def one_try(token_s: float, slower: float, rounds: int) -> dict[str, float | bool]:
     """Compare a server with one that takes ``slower`` more time a token."""
-    servers = [_server(token_s), _server(token_s * (1 + slower))]
-    try:
+    a_s, b_s = str(token_s), str(token_s * (1 + slower))
+    with null_server("--first-s", a_s, "--token-s", a_s) as a, null_server("--first-s", b_s, "--token-s", b_s) as b:
         with tempfile.TemporaryDirectory() as folder:
             record = Path(folder) / "record.json"
-            command = [sys.executable, "-m", "forebay.cli", "bench", "--compare", servers[0][1], servers[1][1]]
+            command = [sys.executable, "-m", "forebay.cli", "bench", "--compare", a, b]
             command += ["--workload", "fixed", "--words", "--input-tokens", "64", "--output-tokens", "32"]
             command += ["--concurrency", "16", "--sessions", "16", "--rounds", str(rounds), "--json", str(record)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             ratio: dict[str, float | bool] = json.loads(record.read_text())["ratios_b_over_a"]["output"]
-    finally:
-        for process, _ in servers:
-            process.terminate()
-            process.wait()
     return ratio
 
 

@@ -1,9 +1,9 @@
 """``forebay generate`` against the embedded server: does it find the best concurrency,
 and what is the host tier worth to it?
 
-    python benchmarks/generate_engine.py concurrency --model FOLDER
+    python -m benchmarks.generate_engine concurrency --model FOLDER
         throughput of its own limit over the best fixed one of a sweep
-    python benchmarks/generate_engine.py tiers --model FOLDER
+    python -m benchmarks.generate_engine tiers --model FOLDER
         multi-turn rows on a small device pool, with and without the host tier
 
 ``concurrency``: the server's own counter of output tokens decides, over a window after the start of each run; its own
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from lib import peer_servers as ps
-from null_server import WORDS
+from benchmarks.lib import peer_servers as ps
+from benchmarks.null_server import WORDS
 
 
 def _text(chosen: random.Random, words: int) -> str:

@@ -4,7 +4,7 @@ Resident bytes over one long run against the null server.
 The slope is fitted over the rows finished after SQLite's page cache (64 MiB, bounded) has filled; what a run holds
 before is its size.
 
-    python benchmarks/generate_memory.py [--rows 700000]
+    python -m benchmarks.generate_memory [--rows 700000]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-_HERE = Path(__file__).resolve().parent
+from benchmarks.lib.modules import null_server
 
 
 def _resident_bytes(pid: int) -> int:
@@ -62,21 +62,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=700_000)
     options = parser.parse_args()
-    server = subprocess.Popen(
-        [sys.executable, str(_HERE / "null_server.py"), "--tokens", "8"], stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdout is not None
-    url = f"http://127.0.0.1:{server.stdout.readline().rsplit(' ', 1)[1].strip()}"
-    try:
+    with null_server("--tokens", "8") as url:
         with tempfile.TemporaryDirectory() as folder:
             rows = Path(folder) / "rows.jsonl"
             with rows.open("w") as out:
                 out.writelines(f'{{"id": "r{n}", "prompt": "question {n}"}}\n' for n in range(options.rows))
             command = [sys.executable, "-m", "forebay.cli", "generate", str(rows), "-o", f"{folder}/out.jsonl"]
             samples, seconds, every_second = _watched([*command, "-s", url, "--max-tokens", "64", "--json"])
-    finally:
-        server.terminate()
-        server.wait()
     late = [(done, held) for done, held in samples if done >= options.rows // 2]
     slope = float(np.polyfit(*zip(*late, strict=True), 1)[0]) if len(late) > 2 else None
     record: dict[str, Any] = {"schema": 1, "rows": options.rows, "seconds": round(seconds, 1)}

@@ -9,7 +9,7 @@ for its imports. CPU seconds are of the whole client process.
 The frameworks get fewer rows (``--framework-rows``): they would take minutes, and their start is not in their wall
 time.
 
-    python benchmarks/generate_peers.py [--rows 20000] [--framework-rows 600] [--rounds 2]
+    python -m benchmarks.generate_peers [--rows 20000] [--framework-rows 600] [--rounds 2]
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from benchmarks.lib.modules import null_server
 from forebay.paths import cache_dir
 
-_HERE = Path(__file__).resolve().parent
 _IN_FLIGHT = 64
 
 _OPENAI = """
@@ -137,21 +137,15 @@ def _run(head: list[str], source: Path, out: Path, url: str, log: Path) -> float
 
 
 def _measure(head: list[str], source: Path, rows: int, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, str(_HERE / "null_server.py"), "--tokens", "8"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    url = f"http://127.0.0.1:{server.stdout.readline().rsplit(' ', 1)[1].strip()}"
     out, log = folder / "out.jsonl", folder / "log"
     try:
-        cpu_s = _run(head, source, out, url, log)
-        with urlopen(f"{url}/null/stats") as answer:
-            stats = json.load(answer)
+        with null_server("--tokens", "8") as url:
+            cpu_s = _run(head, source, out, url, log)
+            with urlopen(f"{url}/null/stats") as answer:
+                stats = json.load(answer)
     except subprocess.SubprocessError as error:
         tail = log.read_text(errors="replace").strip().splitlines()[-1:]
         return {"failed": f"{type(error).__name__}: {' '.join(tail)[:300]}"}
-    finally:
-        server.terminate()
-        server.wait()
     with out.open("rb") as lines:
         written = sum(1 for _ in lines)
     wall_s = stats["last_s"] - stats["first_s"]

@@ -1,10 +1,10 @@
 """What the host and disk tiers are worth, as ratios within one run.
 
-    python benchmarks/hierarchy.py chat  --model FOLDER        multi-turn chat with and without the host tier
-    python benchmarks/hierarchy.py first --model FOLDER        first token: device hit, host hit, disk hit, recomputed
-    python benchmarks/hierarchy.py tax   --model FOLDER        no reuse at all, tiers on against off
-    python benchmarks/hierarchy.py trace --model FOLDER        real traffic (FOREBAY_TRACE), against an exact simulation
-    python benchmarks/hierarchy.py peers --model FOLDER ...    a slice of the chat load on vLLM, llama.cpp and SGLang
+    python -m benchmarks.hierarchy chat  --model FOLDER        multi-turn chat with and without the host tier
+    python -m benchmarks.hierarchy first --model FOLDER        first token: device hit, host hit, disk hit, recomputed
+    python -m benchmarks.hierarchy tax   --model FOLDER        no reuse at all, tiers on against off
+    python -m benchmarks.hierarchy trace --model FOLDER        real traffic (FOREBAY_TRACE), against an exact simulation
+    python -m benchmarks.hierarchy peers --model FOLDER ...    a slice of the chat load on vLLM, llama.cpp and SGLang
 
 --json FILE adds everything measured. Machines vary: only ratios within one run mean anything. A long part can be done
 in pieces (--only): what FILE has of the same load already is kept and joined.
@@ -28,10 +28,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lib import chat_load as cl
-from lib import peer_servers as ps
-from lib.client import run_streams
-from lib.trace_replay import replay_trace
+from benchmarks.lib import chat_load as cl
+from benchmarks.lib import peer_servers as ps
+from benchmarks.lib.client import run_streams
+from benchmarks.lib.trace_replay import replay_trace
 
 PAGE = 16
 

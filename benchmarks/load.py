@@ -1,7 +1,7 @@
 """The load test: 200 clients, ragged lengths, a third of them hanging up midway.
 
-    python benchmarks/load.py --model smollm2
-    python benchmarks/load.py --model smollm2 --clients 200 --rounds 4 --json load.json
+    python -m benchmarks.load --model smollm2
+    python -m benchmarks.load --model smollm2 --clients 200 --rounds 4 --json load.json
 
 It passes when nothing but 429s was refused, every page is free at the end, and memory is flat over the rounds. Exit
 status 0 or 1.
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import aiohttp
 
-from lib import peer_servers as ps
+from benchmarks.lib import peer_servers as ps
 
 MEMORY_SLACK = 1.05
 """Memory after the last round may be this much of that after the first."""

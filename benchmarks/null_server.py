@@ -2,10 +2,9 @@
 
 An answer is a function of the request's messages alone, so a lost, doubled or reordered turn shows in the output.
 Optional: delays, bounded slots (throughput stops rising), 429s, dropped connections, a prefix cache that reports its
-    hits per tier and can be flushed.
+hits per tier and can be flushed.
 
-    python benchmarks/null_server.py --port 18400 [--tokens 8] [--token-s 0.001] [--slots 32] [--queue 64] [--cache
-    100000] [--drop 0.01]
+    python -m benchmarks.null_server --port 18400 --tokens 8 --token-s 0.001 --slots 32 --cache-blocks 100000
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What ranks, INT4 weights and latent attention cost and give, as ratios within one run.
 
-    python benchmarks/parallel.py all            every case below, in turn (about ten minutes on two cores)
-    python benchmarks/parallel.py int4           a dense 1B model: INT4 linears against the same weights in bf16
-    python benchmarks/parallel.py kimi           a Kimi-shaped one: INT4 routed experts, the rest bf16, against all bf16
-    python benchmarks/parallel.py latent         latent attention on 8,192 tokens: absorbed against naive
-    python benchmarks/parallel.py ranks          one rank with two threads against two ranks with one, on the 1B model
-    python benchmarks/parallel.py loading        memory while loading against the plan's figure
+    python -m benchmarks.parallel all            every case below, in turn (about ten minutes on two cores)
+    python -m benchmarks.parallel int4           a dense 1B model: INT4 linears against the same weights in bf16
+    python -m benchmarks.parallel kimi           a Kimi-shaped one: INT4 routed experts, the rest bf16, against all bf16
+    python -m benchmarks.parallel latent         latent attention on 8,192 tokens: absorbed against naive
+    python -m benchmarks.parallel ranks          one rank with two threads against two ranks with one, on the 1B model
+    python -m benchmarks.parallel loading        memory while loading against the plan's figure
 
 The models are random, in the formats they are published in, and are made once into $FOREBAY_CACHE/benchmarks (8 GB in
 all). Servers that are compared are up at the same time and measured in turns, each round in another order; the tables
@@ -31,12 +31,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lib import peer_servers as ps
-from lib.client import run_streams
-from lib.latent_forms import compare
-from lib.load_peak import measure as load_peak
-from lib.random_checkpoints import DENSE_1B, KIMI, Shape, checkpoint, weight_bytes
-from lib.roofline import read_bandwidth
+from benchmarks.lib import peer_servers as ps
+from benchmarks.lib.client import run_streams
+from benchmarks.lib.latent_forms import compare
+from benchmarks.lib.load_peak import measure as load_peak
+from benchmarks.lib.random_checkpoints import DENSE_1B, KIMI, Shape, checkpoint, weight_bytes
+from benchmarks.lib.roofline import read_bandwidth
 
 _VOCAB = 32768
 _PROMPT = 32

@@ -1,6 +1,6 @@
 """Forebay against llama.cpp, vLLM and transformers, on one machine in one run.
 
-    python benchmarks/peers.py --model FOLDER --gguf BF16.gguf --llama-server BIN --vllm-python PYTHON [--json OUT]
+    python -m benchmarks.peers --model FOLDER --gguf BF16.gguf --llama-server BIN --vllm-python PYTHON [--json OUT]
 
 All servers are up at once (idle ones use no CPU); rounds are interleaved: each round measures every server once at
 every load, in a rotating order, once all the others have come to rest (thread pools spin on for a while after a
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import platform
 import random
 import signal
@@ -26,8 +25,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lib import peer_servers as ps
-from lib.client import run_streams
+from benchmarks.lib import peer_servers as ps
+from benchmarks.lib.client import run_streams
+from benchmarks.lib.modules import module_command, module_env
 
 STREAMS = (1, 4, 16, 32)
 PREFILLS = (512, 2048)
@@ -153,19 +153,19 @@ def restart_time(server: ps.Server, logs: Path) -> float:
 
 def ceilings_now(model: Path) -> dict[str, float]:
     """The roofline beside this round's figures, in a process of its own (its thread pool ends with it)."""
-    found: dict[str, float] = run_lib("roofline.py", str(model), *map(str, PREFILLS))
+    found: dict[str, float] = run_lib("roofline", str(model), *map(str, PREFILLS))
     return found
 
 
 def transformers_rows(args: argparse.Namespace) -> dict[str, list[float]]:
-    rows: dict[str, list[float]] = run_lib("transformers_peer.py", str(args.model), json.dumps([STREAMS, PREFILLS]))
+    rows: dict[str, list[float]] = run_lib("transformers_peer", str(args.model), json.dumps([STREAMS, PREFILLS]))
     return rows
 
 
-def run_lib(script: str, *arguments: str) -> Any:
+def run_lib(module: str, *arguments: str) -> Any:
     """What a program of ``lib`` prints last, as JSON."""
-    command = [sys.executable, str(Path(__file__).parent / "lib" / script), *arguments]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = module_command(f"lib.{module}", *arguments)
+    env = {**module_env(), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
 

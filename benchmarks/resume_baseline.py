@@ -5,7 +5,7 @@ The rule (``--resume``): count the lines of the output, skip as many lines of th
 completion order, through a file buffer that nobody flushes. Both sides run over the same null server and are killed
 equally often at random moments.
 
-    python benchmarks/resume_baseline.py [--rows 2000] [--kills 20] [--seed 1]
+    python -m benchmarks.resume_baseline [--rows 2000] [--kills 20] [--seed 1]
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmarks.lib.modules import module_command, module_env, null_server
+
 _IN_FLIGHT = 16
-_HERE = Path(__file__).resolve().parent
 
 
 async def resume_by_count(source: Path, output: Path, url: str) -> None:
@@ -55,7 +56,7 @@ def killed_often(command: list[str], grows: Path, kills: int, whole_bytes: int, 
         return grows.stat().st_size if grows.exists() else 0
 
     for _ in range(kills):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=module_env())
         aim = size() + chosen.randint(0, int(1.2 * whole_bytes / kills))
         while size() < aim and process.poll() is None:
             time.sleep(0.005)
@@ -64,7 +65,7 @@ def killed_often(command: list[str], grows: Path, kills: int, whole_bytes: int, 
         process.kill()
         process.wait()
     for _ in range(10):
-        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0:
+        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False, env=module_env()).returncode == 0:
             break
     return hits
 
@@ -99,11 +100,7 @@ def main() -> None:
         return
     chosen = random.Random(options.seed)
     ids = [f"row{number}" + "x" * chosen.randint(0, 20) for number in range(options.rows)]
-    command = [sys.executable, str(_HERE / "null_server.py"), "--tokens", "60", "--token-s", "0.001"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    url = f"http://127.0.0.1:{server.stdout.readline().rsplit(' ', 1)[1].strip()}"
-    try:
+    with null_server("--tokens", "60", "--token-s", "0.001") as url:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             source = folder / "rows.jsonl"
@@ -112,7 +109,7 @@ def main() -> None:
                 "".join(json.dumps({"id": i, "conversations": turns}) + "\n" for i in ids), encoding="utf-8"
             )
             counted, ours = folder / "counted.jsonl", folder / "ours.jsonl"
-            worker = [sys.executable, __file__, "--worker", str(source), str(counted), url]
+            worker = module_command("resume_baseline", "--worker", str(source), str(counted), url)
             hits = killed_often(worker, counted, options.kills, 280 * options.rows, options.seed)
             record = {"rows": options.rows, "resume_by_count": {"kills_at_work": hits, **reckon(ids, counted)}}
             generate = [sys.executable, "-m", "forebay.cli", "generate", str(source), "-o", str(ours), "-s", url]
@@ -120,9 +117,6 @@ def main() -> None:
             journal = folder / "ours.jsonl.journal" / "journal.log"
             hits = killed_often(generate, journal, options.kills, 400 * options.rows, options.seed)
             record["forebay_generate"] = {"kills_at_work": hits, **reckon(ids, ours)}
-    finally:
-        server.terminate()
-        server.wait()
     print(json.dumps(record, indent=1))
 
 

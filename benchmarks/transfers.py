@@ -1,6 +1,6 @@
 """Transfers against what memory and disk can do: device <-> host against memcpy, disk against a plain sequential read.
 
-    python benchmarks/transfers.py [--dir FOLDER] [--pages 256] [--json out.json]
+    python -m benchmarks.transfers [--dir FOLDER] [--pages 256] [--json out.json]
 
 Everything is timed in turns, call by call, and the best call counts: on a shared machine the best is what the code can
 do, and the ratio is what to read. Pages are SmolLM2-135M's (30 layers, 3 KV heads of 64, bf16, 16 tokens: 368,640

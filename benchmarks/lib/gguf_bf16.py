@@ -1,6 +1,6 @@
 """A bf16 GGUF out of a quantised one, so that llama.cpp runs the same weights as everyone else.
 
-python benchmarks/lib/gguf_bf16.py SOURCE.gguf TARGET.gguf
+python -m benchmarks.lib.gguf_bf16 SOURCE.gguf TARGET.gguf
 """
 
 from __future__ import annotations

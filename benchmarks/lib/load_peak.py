@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.lib.modules import module_command, module_env
+
 __all__ = ["measure"]
 
 
@@ -19,8 +21,8 @@ def measure(folder: Path, rank: int, tp: int) -> dict[str, int]:
     """``weights_bytes``: packed, as the server reports them; ``peak_bytes``: of memory,
     above the process without weights;
     ``tensor_bytes``: the largest tensor of the checkpoint."""
-    command = [sys.executable, __file__, str(folder), str(rank), str(tp)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = module_command("lib.load_peak", str(folder), str(rank), str(tp))
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=module_env())
     result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return result
 

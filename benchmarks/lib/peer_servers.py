@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lib.client import run_streams
+from benchmarks.lib.client import run_streams
 
 __all__ = ["Server", "cpu_seconds", "forebay", "llama_cpp", "start", "stop", "tree_rss_bytes", "vllm"]
 

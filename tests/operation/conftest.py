@@ -31,5 +31,5 @@ def served(request: pytest.FixtureRequest, case: Case, shared_driver: Driver) ->
     """One good start that the tests of a class share, in the order in which they stand."""
     name = request.cls.name
     up = case.up(shared_driver, name, "--detach", "--no-verify")
-    assert up.code == 0, f"{up.err[-2000:]}\n{up.out[-2000:]}\n{shared_driver.log_tail(name)}"
+    assert up.code == 0, f"{up.told}\n{shared_driver.log_tail(name)}"
     return shared_driver

@@ -22,7 +22,6 @@ from operator_driving import (
     assert_nothing_left,
     by_hand,
     cpu_s,
-    free_port,
     gone_at,
     pid_of,
     process_state,
@@ -37,6 +36,7 @@ from forebay.machine.local import LocalMachine
 from forebay.servers.http_client import parse_address, send
 from forebay.servers.install import find_installation
 from forebay.servers.registry import server_named
+from ports import free_port
 
 LATEST_S = 20.0
 """When a test gives up. The rule, 2 s from the evidence, is ``Beat.assert_soon``'s."""
@@ -179,7 +179,7 @@ class Ending:
 
     def test_a_killed_api_server_is_dead_and_down_ends_its_orphans(self, case: Case, driver: Driver) -> None:
         up = case.up(driver, "orphans", "--detach", "--no-verify")
-        assert up.code == 0, up.err[-2000:]
+        assert up.code == 0, up.told
         record = driver.record("orphans")
         api_server, pids = record["api_server"]["pid"], [int(pid) for pid in record["member_names"]]
         began = time.time()
@@ -240,7 +240,7 @@ class FailedStarts:
     def test_bad_flag(self, case: Case, driver: Driver) -> None:
         with Beat() as beat:
             up = case.up(driver, "bad", flags=(case.bad_flag,))
-        assert up.code == 4, up.err[-2000:]
+        assert up.code == 4, up.told
         assert up.event("dead")["cause"] == "bad_flag", up.event("dead")
         assert not [event for event in up.events if event["event"] == "ready"]
         self._assert_soon(case, driver, "bad", up, beat)
@@ -253,7 +253,7 @@ class FailedStarts:
     def test_pool_too_big_for_the_machine(self, case: Case, driver: Driver) -> None:
         flags, cause = case.too_big
         refused = case.up(driver, "planned", flags=flags)
-        assert refused.code == 3, refused.err[-2000:]
+        assert refused.code == 3, refused.told
         assert not (driver.home / "runs" / "planned").exists()
         self._refused_or_dead(case, driver, flags, cause)
 
@@ -285,7 +285,7 @@ class FailedStarts:
     def _refused_or_dead(self, case: Case, driver: Driver, flags: Sequence[str], cause: str) -> None:
         with Beat() as beat:
             up = case.up(driver, "failing", "--no-plan", flags=flags)
-        assert up.code == 4, up.err[-2000:]
+        assert up.code == 4, up.told
         dead = up.event("dead")
         assert dead["cause"] == cause, dead
         assert not [event for event in up.events if event["event"] == "ready"]

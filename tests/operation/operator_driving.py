@@ -31,6 +31,11 @@ class Result:
     seconds: float
 
     @property
+    def told(self) -> str:
+        """For a failed assertion; with --json what happened is on standard output."""
+        return f"exit code {self.code} after {self.seconds:.1f} s\n{self.out[-3000:]}\n{self.err[-2000:]}"
+
+    @property
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.out.splitlines() if line.startswith("{")]
 
@@ -159,12 +164,6 @@ def until(look: Callable[[], Any], timeout_s: float) -> Any:
             return found
         time.sleep(0.05)
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

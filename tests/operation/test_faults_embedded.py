@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from fault_suites import Case, Ending, FailedStarts, Serving
-from operator_driving import Driver, assert_nothing_left, free_port
+from operator_driving import Driver, assert_nothing_left
 from operator_peers import real_model
+
+from ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -42,7 +44,7 @@ class TestFailedStarts(FailedStarts):
 
 def test_a_saved_plan_runs_and_ctrl_c_in_the_foreground_is_down(case: Case, driver: Driver, tmp_path: Path) -> None:
     planned = driver("plan", str(case.model), "--json", "--", *case.flags)
-    assert planned.code == 0, planned.err
+    assert planned.code == 0, planned.told
     saved = tmp_path / "plan.json"
     saved.write_text(planned.out)
     refused = driver("up", str(saved), "--tp", "2")
@@ -65,14 +67,14 @@ def test_a_saved_plan_runs_and_ctrl_c_in_the_foreground_is_down(case: Case, driv
 
 def test_verify_sees_the_host_tier_and_a_useless_one(case: Case, driver: Driver) -> None:
     good = case.up(driver, "tiers", "--detach")
-    assert good.code == 0, good.err[-3000:]
+    assert good.code == 0, good.told
     rows = {row["name"]: row for row in good.event("verified")["rows"]}
     assert rows["host tier"]["status"] == "ok"
     assert rows["same output from loaded pages"]["observed"] == "same"
     assert driver("down", "tiers").code == 0
     useless = driver("up", str(case.model), "--name", "useless", "--port", str(free_port()), "--json", "--detach",
                      "--", "--device-cache", "200MB", "--host-cache", "60MB")  # fmt: skip
-    assert useless.code == 7, useless.err[-3000:]
+    assert useless.code == 7, useless.told
     rows = {row["name"]: row for row in useless.event("verified")["rows"]}
     assert rows["host pool larger than device pool"]["status"] == "differs"
     assert rows["host pool larger than device pool"]["cause"] == "host_pool_smaller_than_device"

@@ -80,7 +80,7 @@ def test_verify_at_two_ranks(case: Case, driver: Driver, tmp_path: Path) -> None
     record = driver.record("two")
     engines = [name for name in record["member_names"].values() if case.engine in name]
     assert len(engines) == 2, record["member_names"]
-    assert up.code == 0, up.err[-3000:]
+    assert up.code == 0, up.told
 
 
 @pytest.mark.soak

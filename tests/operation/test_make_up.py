@@ -9,8 +9,10 @@ import signal
 import subprocess
 
 import pytest
-from operator_driving import REPO, Driver, assert_nothing_left, free_port, stranger, until
+from operator_driving import REPO, Driver, assert_nothing_left, stranger, until
 from operator_peers import real_model
+
+from ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 NAME = "smollm2-embedded"

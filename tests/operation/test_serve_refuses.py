@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from operator_driving import Driver, free_port
+from operator_driving import Driver
+
+from ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from forebay.planning.make_plan import PlanOptions, make_plan
 from forebay.planning.plan import Plan
 from forebay.servers.install import Installation, find_installation
 from forebay.servers.registry import server_named
+from ports import free_port
 
 MACHINE = LocalMachine()
 START_S = 420
@@ -78,12 +78,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the server never became ready"
         time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

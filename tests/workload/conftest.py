@@ -1,17 +1,11 @@
-"""Makes the null server importable, and starts it as a process where a test kills it."""
+"""The null server as a process."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(Path(__file__).parent)]
-
-from workload_processes import NullServer  # noqa: E402
+from workload_processes import NullServer
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from workload_processes import NullServer, finished, forebay
 
-import null_server as null
+from benchmarks import null_server as null
 from forebay.errors import NotInEffectError, UsageError
 from forebay.workload.bench.compare import Comparison, compare
 from forebay.workload.bench.result import Result

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
-from workload_processes import ROOT
 
+from benchmarks.lib.modules import module_command, module_env
 from forebay.errors import DeadError
 from forebay.workload.client import Client
 from forebay.workload.concurrency_limit import ConcurrencyLimit
 from forebay.workload.generate.restart import ServerRestarter, StartBudget, up_command
 from forebay.workload.generate.server_pool import ServerEndpoint, ServerPool
 from forebay.workload.target import up_address
+from ports import free_port
 
 
 def test_starts_are_spaced_and_end_after_five_in_ten_minutes() -> None:
@@ -40,18 +40,13 @@ def test_what_is_given_to_up_says_where_it_will_serve(tmp_path: Path) -> None:
     assert up_command("smollm2 --host-cache '2 GB'")[-3:] == ["smollm2", "--host-cache", "2 GB"]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _starter(folder: Path, port: int) -> list[str]:
     """A command like ``forebay up --detach``: starts a server that outlives it, and ends when that is up."""
     script = folder / "up.py"
     script.write_text(
-        "import pathlib, subprocess, sys\n"
-        f"p = subprocess.Popen([sys.executable, {str(ROOT / 'benchmarks' / 'null_server.py')!r}, '--port', '{port}'],"
+        "import os, pathlib, subprocess\n"
+        f"environment = os.environ | {{'PYTHONPATH': {module_env()['PYTHONPATH']!r}}}\n"
+        f"p = subprocess.Popen({module_command('null_server', '--port', str(port))!r}, env=environment,"
         " stdout=subprocess.PIPE, text=True, start_new_session=True)\n"
         f"p.stdout.readline()\npathlib.Path({str(folder / 'pid')!r}).write_text(str(p.pid))\n"
     )
@@ -59,7 +54,7 @@ def _starter(folder: Path, port: int) -> list[str]:
 
 
 async def test_a_dead_server_is_started_again_and_used_again(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     restarter = ServerRestarter(_starter(tmp_path, port), StartBudget(starts=2, first_delay_s=0.05))
     server = ServerEndpoint(f"http://127.0.0.1:{port}", Client(f"http://127.0.0.1:{port}"), ConcurrencyLimit())
     events: list[str] = []

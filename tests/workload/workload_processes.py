@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from urllib.request import urlopen
 
+from benchmarks.lib.modules import module_command, module_env
+from ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class NullServer:
-    """``benchmarks/null_server.py`` as a process; ``restart`` brings it back on the same port."""
+    """``benchmarks.null_server`` as a process; ``restart`` brings it back on the same port."""
 
     def __init__(self, *options: str) -> None:
         self._options = options
@@ -40,14 +42,8 @@ class NullServer:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            str(ROOT / "benchmarks" / "null_server.py"),
-            "--port",
-            str(self._port),
-            *self._options,
-        ]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command = module_command("null_server", "--port", str(self._port), *self._options)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=module_env())
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("null server on "), line
@@ -59,9 +55,7 @@ class EngineServer:
     """The embedded server on a model folder, in a session of its own; ``restart`` brings it back on the same port."""
 
     def __init__(self, model: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = int(probe.getsockname()[1])
+        self._port = free_port()
         self._model = model
         self._log = (model / "server.log").open("ab")
         self.restart()

@@ -121,6 +121,9 @@ def is_alive(pid: int) -> bool:
 
 
 def left_behind(private_tmp: Path) -> list[str]:
-    """What a server whose TMPDIR was ``private_tmp`` has left there, and named shared memory of ours."""
-    found = list(private_tmp.glob("forebay-ipc-*")) + list(Path("/dev/shm").glob("*forebay*"))
-    return [str(path) for path in found]
+    """What a server whose TMPDIR was ``private_tmp`` has left there, and named shared memory of any server.
+
+    ``forebay-test-*`` are files of tests that run beside this one.
+    """
+    named = [path for path in Path("/dev/shm").glob("*forebay*") if not path.name.startswith("forebay-test-")]
+    return [str(path) for path in [*private_tmp.glob("forebay-ipc-*"), *named]]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_models import make_tiny, quantize_tiny
@@ -35,12 +36,6 @@ def kimi_folder(folder: Path) -> Path:
             tensors[name] = tensor.to(torch.float32)
     save_file(tensors, file, metadata={"format": "pt"})
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Forebay:

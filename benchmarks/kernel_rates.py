@@ -1,6 +1,6 @@
 """How fast the native kernels are, beside torch's: rates and ratios on the shapes of a model.
 
-    python benchmarks/kernels.py [--variant amx] [--threads 2] [--seconds 1.0] [--json out.json]
+    python -m benchmarks.kernel_rates [--variant amx] [--threads 2] [--seconds 1.0] [--json out.json]
 
 Each pair is timed in turns, call by call, and the best call counts: on a shared machine the best is what the code can
 do, and the ratio is what to read. Shapes are SmolLM2-135M's; weights rotate through copies so that they come from
