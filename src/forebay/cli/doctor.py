@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from forebay.operation.doctor import Diagnosis
+    from forebay.operation.doctor.facts import HostFacts
 
 __all__ = ["command"]
 
@@ -16,26 +18,52 @@ _SHOWN = 200
 
 
 @click.command("doctor", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, required=True, metavar="NAME|FILE…")
-@click.option("--exit-code", type=int, help="How the front process ended, where you know it (137, -9, …).")
+@click.argument("names", nargs=-1, required=True, metavar="NAME|FILE…|-")
+@click.option(
+    "--machine",
+    "machine_file",
+    type=Path,
+    metavar="FILE",
+    help="The machine that the log is from, made by `forebay machine --json` there.",
+)
+@click.option("--host-memory", metavar="SIZE", help="Its host memory (or the container's limit): 449GB.")
+@click.option("--gpus", metavar="NxSIZE", help="Its GPUs: 8x80GB.")
+@click.option("--shm", metavar="SIZE", help="The size of its /dev/shm: 64GB.")
+@click.option("--exit-code", type=int, help="How the API server process ended, where you know it (137, -9, …).")
 @click.option("--kernel-log", type=click.Path(), help="A file with the kernel log (`dmesg > FILE`) of the time.")
 @click.option("--oom-kills", type=int, help="How far oom_kill in the cgroup's memory.events went up meanwhile.")
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
 def command(
-    names: tuple[str, ...], exit_code: int | None, kernel_log: str | None, oom_kills: int | None, as_json: bool
+    names: tuple[str, ...],
+    machine_file: Path | None,
+    host_memory: str | None,
+    gpus: str | None,
+    shm: str | None,
+    exit_code: int | None,
+    kernel_log: str | None,
+    oom_kills: int | None,
+    as_json: bool,
 ) -> int:
-    """Say why a server failed: the cause and not its fallout, the lines that show it, and what to change.
+    """Say why a server failed: the cause and not its consequences, the lines that show it, and what to change.
 
     \b
     forebay doctor my-run                    a run of `forebay up`: its log, exit code, kernel log
     forebay doctor server.log                any log of the embedded server, SGLang or vLLM
-    forebay doctor rank0.log rank1.log       several files are the ranks of one server
+    forebay doctor rank0.log rank1.log       several files are the ranks or nodes of one server
+    kubectl logs POD | forebay doctor -      a log from a pipe, or pasted
+    forebay doctor server.log --host-memory 449GB --gpus 8x80GB
 
-    `unknown` is an answer; a log without a failure has no cause. Lines at the head of a file that start with # are not
-    read. Codes are explained in docs/causes.md.
+    Logs may be compressed (gzip, zstd) and may come through Docker, Kubernetes, journald, Slurm, torchrun or Ray. With
+    the machine's memory and GPUs the doctor compares what was asked for with what is there, and computes the value that
+    fits this very launch.
+
+    How sure an answer is stands beside it: `certain`, `likely`, or `unknown`, with the first error that nothing known
+    explains. A log without a failure has no cause. Lines at the head of a file that start with # are not read. Codes
+    are explained in docs/causes.md.
 
     Exit 0 it answered, 2 a file or run is not there.
     """
+    from forebay.cli._sizer import size_launch
     from forebay.machine.local import LocalMachine
     from forebay.operation.doctor import Observations
     from forebay.operation.doctor.read_log import read_lines
@@ -43,7 +71,8 @@ def command(
 
     lines = read_lines(kernel_log) if kernel_log else ()
     observed = Observations(exit_code=exit_code, kernel_lines=lines, oom_kills=oom_kills)
-    answer = diagnose_named(LocalMachine(), names, observed)
+    facts = _host_facts(machine_file, host_memory, gpus, shm)
+    answer = diagnose_named(LocalMachine(), names, observed, facts, size_launch)
     if as_json:
         click.echo(json.dumps(answer.as_json(), ensure_ascii=False))
     else:
@@ -51,9 +80,31 @@ def command(
     return 0
 
 
+def _host_facts(machine_file: Path | None, host_memory: str | None, gpus: str | None, shm: str | None) -> HostFacts:
+    """What the user says of the machine; what is given by an option replaces just that fact of the file."""
+    from dataclasses import replace
+
+    from forebay.machine.accelerators import given_gpus
+    from forebay.machine.facts import load_facts
+    from forebay.operation.doctor.facts import HostFacts, host_facts_of
+    from forebay.sizes import parse_size
+
+    facts = host_facts_of(load_facts(machine_file)) if machine_file is not None else HostFacts()
+    if host_memory is not None:
+        facts = replace(
+            facts, host_memory_bytes=parse_size(host_memory, what="--host-memory"), host_available_bytes=None
+        )
+    if gpus is not None:
+        facts = replace(facts, gpu_bytes=tuple(gpu.total_bytes for gpu in given_gpus(gpus)))
+    if shm is not None:
+        facts = replace(facts, shm_bytes=parse_size(shm, what="--shm"))
+    return facts
+
+
 def _text(answer: Diagnosis) -> list[str]:
     up = {True: "yes", False: "no", None: "the log does not show it"}[answer.came_up]
-    lines = [f"cause: {answer.cause or 'none'}", f"  {answer.meaning}"]
+    sure = f" ({answer.confidence})" if answer.cause and answer.cause != "unknown" else ""
+    lines = [f"cause: {answer.cause or 'none'}{sure}", f"  {answer.meaning}"]
     if answer.fix:
         lines += ["fix:", f"  {answer.fix}"]
     if answer.evidence:
@@ -61,12 +112,16 @@ def _text(answer: Diagnosis) -> list[str]:
         for item in answer.evidence:
             place = f"{item.source}:{item.line}" if item.line is not None else item.source
             lines.append(f"  {place}  {_short(item.text)}")
+    if answer.runner_up:
+        lines += ["not chosen:", f"  {answer.runner_up.cause}: {answer.runner_up.why}"]
     if answer.ruled_out:
         lines.append("ruled out:")
         lines += [f"  {item.cause}: {item.why}" for item in answer.ruled_out]
     if answer.others:
         lines.append(f"also: {', '.join(answer.others)}")
-    lines.append(f"server: {answer.server}; came up: {up}")
+    where = f"; stage: {answer.stage}" if answer.stage else ""
+    rank = f", rank {answer.rank}" if answer.rank is not None else ""
+    lines.append(f"server: {answer.server}; came up: {up}{where}{rank}")
     if answer.cause:
         lines.append(f"more: docs/causes.md#{answer.cause}")
     return lines

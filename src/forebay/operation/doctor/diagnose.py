@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from forebay.causes import Cause
 from forebay.operation.doctor.activities import ProcessActivity
@@ -11,6 +12,7 @@ from forebay.operation.doctor.candidates import find_candidates
 from forebay.operation.doctor.endings import end_candidates, unexplained
 from forebay.operation.doctor.evidence_base import EvidenceBase, gather
 from forebay.operation.doctor.facts import HostFacts, read_launch
+from forebay.operation.doctor.launch_sizing import Sizer, launch_to_size
 from forebay.operation.doctor.lifecycle import Lifecycle, StartOutcome, read_lifecycle
 from forebay.operation.doctor.ranking import choose, confidence_of, runner_up_of
 from forebay.operation.doctor.read_log import SourceLog
@@ -23,7 +25,10 @@ __all__ = ["diagnose"]
 
 
 def diagnose(
-    sources: Sequence[SourceLog], observed: Observations | None = None, machine: HostFacts | None = None
+    sources: Sequence[SourceLog],
+    observed: Observations | None = None,
+    machine: HostFacts | None = None,
+    sizer: Sizer | None = None,
 ) -> Diagnosis:
     """Answer for the logs of one server (several ranks, or the parts of one run) and what the machine says of it.
 
@@ -31,6 +36,7 @@ def diagnose(
         sources: the logs read, in any order; several are taken for ranks or processes of one server.
         observed: exit code, kernel records and process states, where known.
         machine: memory and GPUs of the machine the logs are from, where known.
+        sizer: computes the values that fit this launch on that machine.
     """
     transcript = build(list(sources), observed or Observations())
     launch = read_launch((entry.line for entry in transcript.entries), transcript.asked)
@@ -38,7 +44,10 @@ def diagnose(
     roots, degraded = find_candidates(base)
     roots += system_candidates(transcript, base.life)
     roots.sort(key=lambda candidate: (candidate.priority, *candidate.order))
-    return _answer(base, roots, degraded)
+    answer = _answer(base, roots, degraded)
+    launch_asked = launch_to_size(base, Cause(answer.cause)) if answer.cause and sizer is not None else None
+    sized = sizer(launch_asked) if launch_asked is not None and sizer is not None else None
+    return replace(answer, fix=f"{answer.fix}. For this launch on this machine: {sized}") if sized else answer
 
 
 def _answer(base: EvidenceBase, roots: list[Candidate], degraded: list[Candidate]) -> Diagnosis:

@@ -140,6 +140,10 @@ def gather(transcript: Transcript, life: Lifecycle, launch: LaunchFacts, machine
             wanted += tables[Where.ERROR]
         elif entry.frame:
             wanted += tables[Where.STACK]
+        for row in tables[Where.ORIGIN] if entry.line.origin else ():
+            found = row.find(entry.line.origin)
+            if found:
+                base.events.setdefault(row.name, []).append(EventMatch(found, entry.line, entry.source, index, base))
         for row in wanted:
             found = row.find(text, lowered)
             if found:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from forebay.machine.facts import MachineFacts
 from forebay.servers.log_patterns import LogLine
 
-__all__ = ["HostFacts", "LaunchFacts", "read_launch"]
+__all__ = ["HostFacts", "LaunchFacts", "host_facts_of", "read_launch"]
 
 _VERSIONS = (
     (
@@ -85,6 +86,20 @@ class HostFacts:
     def known(self) -> bool:
         """Something is known."""
         return bool(self.host_memory_bytes or self.gpu_bytes or self.shm_bytes or self.memlock_bytes)
+
+
+def host_facts_of(machine: MachineFacts) -> HostFacts:
+    """What counts of a machine that was read: its memory with the limits of its control group, GPUs, /dev/shm."""
+    memory = machine.memory
+    limits = [memory.total_bytes] + ([memory.cgroup.limit_bytes] if memory.cgroup and memory.cgroup.limit_bytes else [])
+    return HostFacts(
+        host_memory_bytes=min(limits),
+        host_available_bytes=memory.available_bytes,
+        gpu_bytes=tuple(gpu.total_bytes for gpu in machine.gpus),
+        shm_bytes=memory.shm.total_bytes if memory.shm else None,
+        memlock_bytes=-1 if memory.memlock_bytes is None else memory.memlock_bytes,
+        source=machine.name,
+    )
 
 
 @dataclass(slots=True)

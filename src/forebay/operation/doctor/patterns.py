@@ -27,6 +27,7 @@ class Where(StrEnum):
     )
     STACK = "stack"  # the frames of tracebacks: file lines and their code
     ANY = "any"
+    ORIGIN = "origin"  # the source file that a line names in its prefix
 
 
 def pattern(text: str, *, ignore_case: bool = False) -> re.Pattern[str]:

@@ -1,7 +1,9 @@
-"""A log file into the lines worth thinking about: streamed, bounded in memory, whatever the file holds.
+"""A log file into the lines worth keeping: streamed, bounded in memory, whatever the file holds.
 
-A serving log is nearly all request lines; those are counted, not kept. Of the rest the first ``KEEP`` lines are kept,
-later ones only if they speak of trouble, and a line that repeats (numbers aside) is kept ``REPEATS`` times.
+The head of a file (``HEAD_BYTES``) is read line by line: of it the first ``KEEP`` lines are kept, but for requests, which are
+counted. What follows is nearly all request and batch lines; it is searched in large pieces for words of trouble, and only the
+lines that have one are taken apart (``scan_log.py``). The last ``TAIL`` lines are always kept. A line that repeats (numbers
+aside) is kept ``REPEATS`` times.
 """
 
 from __future__ import annotations
@@ -12,28 +14,28 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import zstandard
 
 from forebay.errors import UsageError
-from forebay.operation.doctor.unwrap_pasted import unwrap_pasted
+from forebay.operation.doctor.scan_log import TROUBLE, scan
+from forebay.operation.doctor.unwrap_pasted import is_pasted, unwrap_pasted
 from forebay.servers.log_patterns import LogLine, parse_segments
 from forebay.servers.log_patterns.lines import MAX_LINE_CHARS
 
-__all__ = ["Kept", "SourceLog", "read_file", "read_lines", "read_text"]
+__all__ = ["KEEP", "TAIL", "Kept", "SourceLog", "read_file", "read_lines", "read_stream", "read_text"]
 
 KEEP = 6_000
 REPEATS = 64
 TAIL = 400
-_CHUNK = 1 << 20
+HEAD_BYTES = 4 << 20
+_CHUNK = 4 << 20
 _DIGITS = b"0123456789"
 _TEMPLATES = 50_000
 
-_TROUBLE = re.compile(
-    rb"rror|xception|Traceback|ailed|ailure|atal|bort|illed|OOM|out of memory|died|dead|crash|SIG[A-Z]{3,}|terminated|"
-    rb"hutdown|hutting down|refused|denied|No such|not found|annot|an't|ould not|ouldn't|nable to|not supported|nsupported|"
-    rb"nvalid|unrecognized|imed out|imeout|Health check|KV [Cc]ache|Allocating|apture|startup|fired up|Interrupt"
-)
 _REQUEST = re.compile(rb'"(GET|POST|HEAD|PUT|OPTIONS|DELETE) (\S+)[^"]*" (\d{3})')
 _GENERATES = re.compile(
     rb"^/(?:generate|v1/(?:chat/)?completions|v1/responses|v1/messages|v1/embeddings|invocations)\b"
@@ -43,7 +45,7 @@ _BATCH = re.compile(rb"\b(?:Prefill|Decode) batch[.,]")
 _NOISE = (b" - leaked ", b"nanobind: ", b"usage: ")
 _USAGE = re.compile(rb"\s*\[--")
 _CONTROLS = bytes(code for code in range(32) if code not in (9, 10, 13, 27)) + b"\x7f"
-_ALARM = re.compile(rb"rror|xcept|raceb|illed|atal|ailed|OOM|of mem|died|Interr|SIG")
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class SourceLog:
         name: the file as the user gave it.
         kept: the lines kept, in order.
         lines: how many lines the file has.
-        served: answers 2xx of endpoints that generate; answered: answers 2xx of any endpoint.
+        served: answers 2xx of endpoints that generate; answered: answers 2xx of any endpoint. Past the head of a large file
+            both are counted only as far as it matters: at least one more after a kept line, where there was one.
         first_answer: the first line that shows an answer 2xx.
         last_stats: the last lines of throughput statistics, as they stand.
         usage_flags: flags in an argparse usage text, for suggesting the right spelling.
@@ -90,91 +93,186 @@ class SourceLog:
 
 
 def read_file(path: Path, *, name: str | None = None) -> SourceLog:
-    """Read one log file; a gzip file is read through, and UTF-16 (what PowerShell redirects to) is understood.
+    """Read one log file; gzip and zstd are read through, and UTF-16 (what PowerShell redirects to) is understood.
 
     Raises:
         UsageError: it is not there, a folder, or not readable.
     """
     try:
         with path.open("rb") as stream:
-            if stream.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                lines = io.TextIOWrapper(stream, "utf-16", errors="replace", newline="\n")
-                return _collect(enumerate((line.rstrip("\n").encode() for line in lines), 1), name or str(path))
-            if stream.peek(2)[:2] == b"\x1f\x8b":
-                with gzip.open(stream) as inner:
-                    return _read(inner, name or str(path))
-            return _read(stream, name or str(path))
-    except (OSError, EOFError) as error:
+            return read_stream(stream, name or str(path))
+    except (OSError, EOFError, zstandard.ZstdError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"doctor: {path}: {reason}", fix="name a log file, or a run: `forebay status` lists the runs"
         ) from error
 
 
+def read_stream(stream: IO[bytes], name: str) -> SourceLog:
+    """The same for an open stream of bytes, such as the standard input."""
+    first = stream.read(4)
+    rest = _Rejoined(first, stream)
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        lines = io.TextIOWrapper(io.BufferedReader(rest), "utf-16", errors="replace", newline="\n")
+        return _Reader(name).read_lines(enumerate((line.rstrip("\n").encode() for line in lines), 1))
+    if first[:2] == _GZIP:
+        with gzip.open(io.BufferedReader(rest)) as inner:
+            return _Reader(name).read_pieces(_pieces(inner))
+    if first == _ZSTD:
+        with zstandard.ZstdDecompressor().stream_reader(io.BufferedReader(rest), read_across_frames=True) as inner:
+            return _Reader(name).read_pieces(_pieces(inner))
+    return _Reader(name).read_pieces(_pieces(rest))
+
+
 def read_text(text: str, name: str = "log") -> SourceLog:
     """The same for a text in memory."""
-    return _collect(enumerate((part.encode() for part in text.split("\n")), 1), name)
+    return _Reader(name).read_lines(enumerate((part.encode() for part in text.split("\n")), 1))
 
 
-def _read(stream: IO[bytes] | gzip.GzipFile, name: str) -> SourceLog:
-    return _collect(enumerate(_lines(stream), 1), name)
+class _Rejoined(io.RawIOBase):
+    """A stream whose first bytes have been read already."""
+
+    def __init__(self, first: bytes, stream: IO[bytes]) -> None:
+        self._first, self._stream = first, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        head, self._first = self._first, b""
+        return head + self._stream.read(size)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._first[: len(buffer)]
+        self._first = self._first[len(data) :]
+        data = data or self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
-def _lines(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
-    """Lines split on LF; what is over the limit of a line is dropped without being held."""
+def _pieces(stream: Any) -> Iterator[bytes]:
+    """Pieces of whole lines; a line of more than a piece is cut, so that memory stays bounded."""
     carry = b""
     while chunk := stream.read(_CHUNK):
-        parts = (carry + chunk).split(b"\n")
-        carry = parts.pop()[: 2 * MAX_LINE_CHARS]
-        yield from parts
+        data = carry + chunk
+        end = data.rfind(b"\n") + 1
+        if end == 0:
+            carry = data[: 2 * MAX_LINE_CHARS]
+            continue
+        yield data[:end]
+        carry = data[end:]
     if carry:
         yield carry
 
 
-def _collect(numbered: Iterable[tuple[int, bytes]], name: str) -> SourceLog:
-    log = SourceLog(name)
-    seen: dict[bytes, int] = {}
-    tail: deque[tuple[int, bytes, int]] = deque(maxlen=TAIL)
-    at_head = True
-    for number, raw in unwrap_pasted(numbered):
+class _Reader:
+    """Collects what is kept of one source."""
+
+    def __init__(self, name: str) -> None:
+        self._log = SourceLog(name)
+        self._seen: dict[bytes, int] = {}
+        self._tail: deque[tuple[int, bytes, int]] = deque(maxlen=TAIL)
+        self._at_head = True
+
+    def read_pieces(self, pieces: Iterator[bytes]) -> SourceLog:
+        """The head line by line, the rest by its words; a pasted log (indented, quoted, wrapped) is small: all by line."""
+        head = next(pieces, b"")
+        if is_pasted(head):
+            return self.read_lines(enumerate(_lines(chain([head], pieces)), 1))
+        for number, raw in enumerate(_split(head), 1):
+            self._line(number, raw)
+        last = b""
+        for piece in pieces:
+            self._scan(piece)
+            last = piece
+        if last:
+            lines = _split(last[-(TAIL * 512) :])[-TAIL:]
+            first = self._log.lines - len(lines) + 1
+            self._tail.clear()
+            self._tail.extend((first + at, raw[:MAX_LINE_CHARS], self._log.served) for at, raw in enumerate(lines))
+        return self._finish()
+
+    def read_lines(self, numbered: Iterable[tuple[int, bytes]]) -> SourceLog:
+        """All of it line by line."""
+        for number, raw in unwrap_pasted(numbered):
+            self._line(number, raw)
+        return self._finish()
+
+    def _line(self, number: int, raw: bytes) -> None:
+        log = self._log
         log.lines = number
-        if at_head:
+        if self._at_head:
             if raw.startswith((b"#", b"\xef\xbb\xbf#")):
                 log.notes = number
+                return
+            self._at_head = not raw.strip()
+        if not _routine(log, number, raw):
+            self._offer(number, raw)
+
+    def _scan(self, piece: bytes) -> None:
+        log = self._log
+        base = log.lines
+        for hit in scan(piece, counted=log.served > 0):
+            log.served += hit.served
+            if not hit.is_line:
                 continue
-            at_head = not raw.strip()
-        if _routine(log, number, raw):
-            continue
-        if len(log.kept) >= KEEP and not _ALARM.search(raw, 0, 2000):
-            tail.append((number, raw[:MAX_LINE_CHARS], log.served))
-            continue
+            raw = piece[hit.start : hit.end]
+            if not _routine(log, base + hit.number, raw):
+                self._offer(base + hit.number, raw)
+        log.lines = base + piece.count(b"\n") + (not piece.endswith(b"\n"))
+        at = piece.rfind(b"Avg prompt throughput: ")
+        if at >= 0:
+            start, end = piece.rfind(b"\n", 0, at) + 1, piece.find(b"\n", at)
+            number = base + piece.count(b"\n", 0, at) + 1
+            log.last_stats.append((number, piece[start : end if end >= 0 else len(piece)][:2000]))
+
+    def _offer(self, number: int, raw: bytes) -> None:
+        log = self._log
+        trouble = TROUBLE.search(raw[:2000]) is not None
         template = raw[:300].translate(None, _DIGITS)
-        count = seen.get(template, 0) + 1
-        if count > 1 or len(seen) < _TEMPLATES:
-            seen[template] = count
-        room = len(log.kept) < KEEP or (len(log.kept) < 2 * KEEP and _TROUBLE.search(raw[:2000]))
+        count = self._seen.get(template, 0) + 1
+        if count > 1 or len(self._seen) < _TEMPLATES:
+            self._seen[template] = count
+        room = len(log.kept) < KEEP or (len(log.kept) < 2 * KEEP and trouble)
         if count <= REPEATS and room and not _is_garbage(raw):
-            _keep(log, number, raw, log.served)
+            self._keep(number, raw, log.served)
         else:
-            tail.append((number, raw[:MAX_LINE_CHARS], log.served))
-    last = log.kept[-1].line.number if log.kept else 0
-    for number, raw, served in tail:
-        if number > last and not _is_garbage(raw):
-            _keep(log, number, raw, served)
-    return log
+            self._tail.append((number, raw[:MAX_LINE_CHARS], log.served))
+
+    def _keep(self, number: int, raw: bytes, served: int) -> None:
+        text = raw[: 2 * MAX_LINE_CHARS].decode("utf-8", "replace")
+        for line in parse_segments(number, text):
+            if line.text or line.full:
+                self._log.kept.append(Kept(line, served))
+
+    def _finish(self) -> SourceLog:
+        last = self._log.kept[-1].line.number if self._log.kept else 0
+        for number, raw, served in self._tail:
+            if number > last and not _is_garbage(raw) and not _is_request(raw):
+                self._keep(number, raw, served)
+        return self._log
 
 
-def _keep(log: SourceLog, number: int, raw: bytes, served: int) -> None:
-    text = raw[: 2 * MAX_LINE_CHARS].decode("utf-8", "replace")
-    for line in parse_segments(number, text):
-        if line.text or line.full:
-            log.kept.append(Kept(line, served))
+def _split(piece: bytes) -> list[bytes]:
+    lines = piece.split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield from _split(piece)
 
 
 def _is_garbage(raw: bytes) -> bool:
     """Not text: more than a twentieth are control characters."""
     sample = raw[:400]
     return 20 * (len(sample) - len(sample.translate(None, _CONTROLS))) > len(sample)
+
+
+def _is_request(raw: bytes) -> bool:
+    return (b" HTTP/1" in raw and _REQUEST.search(raw[:2000]) is not None) or _BATCH.search(raw[:400]) is not None
 
 
 def _routine(log: SourceLog, number: int, raw: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,20 +12,31 @@ from forebay.machine.kernel_log import read_kernel_log
 from forebay.machine.memory import memory_events
 from forebay.machine.processes import is_running, read_process, uptime_s
 from forebay.operation.doctor.diagnose import diagnose
-from forebay.operation.doctor.read_log import SourceLog, read_file
+from forebay.operation.doctor.facts import HostFacts
+from forebay.operation.doctor.launch_sizing import Sizer
+from forebay.operation.doctor.read_log import SourceLog, read_file, read_stream
 from forebay.operation.doctor.records import Diagnosis, Observations
 from forebay.runs.run_record import Run, RunRecord, all_runs, find_run
 
 __all__ = ["diagnose_named", "diagnose_run", "observe"]
 
 
-def diagnose_named(machine: Machine, names: Sequence[str], observed: Observations | None = None) -> Diagnosis:
+def diagnose_named(
+    machine: Machine,
+    names: Sequence[str],
+    observed: Observations | None = None,
+    facts: HostFacts | None = None,
+    sizer: Sizer | None = None,
+) -> Diagnosis:
     """Answer for what the user named: one run or run folder, or one or more log files.
 
     Args:
         machine: where the run was, for its kernel log and process states.
-        names: paths of logs (ranks or processes of one server), a folder of a run, or a run's name.
+        names: paths of logs (ranks or processes of one server), ``-`` for the standard input, a folder of a run, or a
+            run's name.
         observed: what the user knows of the exit; added to nothing else for files.
+        facts: what the user knows of the machine that the log is from.
+        sizer: the planner, for the values that fit this launch.
 
     Raises:
         UsageError: something named is neither a file nor a run.
@@ -36,7 +48,7 @@ def diagnose_named(machine: Machine, names: Sequence[str], observed: Observation
     logs: list[SourceLog] = []
     for name in names:
         logs.extend(_logs_of(name))
-    return diagnose(logs, observed)
+    return diagnose(logs, observed, facts, sizer)
 
 
 def diagnose_run(run: Run, machine: Machine) -> Diagnosis:
@@ -109,9 +121,11 @@ def _run_of(name: str) -> Run | None:
 
 
 def _logs_of(name: str) -> list[SourceLog]:
+    if name == "-":
+        return [read_stream(sys.stdin.buffer, "standard input")]
     path = Path(name)
     if path.is_dir():
-        files = sorted(path.glob("*.log")) + sorted(path.glob("*.log.gz"))
+        files = [file for end in ("*.log", "*.log.gz", "*.log.zst") for file in sorted(path.glob(end))]
         if not files:
             raise UsageError(f"doctor: {name} is a folder without *.log files", fix="name the log files")
         return [read_file(file) for file in files]

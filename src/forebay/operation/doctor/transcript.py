@@ -124,6 +124,9 @@ class Transcript:
         if served_then > entry.served and end > index:
             return True
         rank = entry.line.rank
+        if rank is None and len(self.ranks) > 1 and not entry.line.dialect:
+            # one of several ranks wrote it, and it is not known which: only the whole server's coming up tells that it went on
+            return self.up is not None and index < self.up < end
         return any(index < at < end and self._same(at, entry, rank, who) for at, who in self.advances)
 
     def _same(self, at: int, entry: TranscriptLine, rank: int | None, who: int | None) -> bool:
@@ -201,7 +204,7 @@ def _add_source(
             if transcript.fatal is None:
                 transcript.fatal = index
         event = tracker.feed_parsed(line)
-        entry.stage = tracker.stage_of_rank(line.rank)
+        entry.stage = tracker.stage_of_rank(line.rank) if tracker.stage is not Stage.PREFLIGHT else None
         if event is not None and not event.error:
             transcript.advances.append((index, line.rank))
             says_up = event.stage is Stage.SERVING and (line.dialect != "embedded" or line.text.startswith("ready"))

@@ -9,14 +9,25 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-__all__ = ["unwrap_pasted"]
+__all__ = ["is_pasted", "unwrap_pasted"]
 
 _HEAD = 2_000
 _WIDTHS = range(60, 401)
 _FULL_LINES = 3  # so many different lines that end at the longest column were cut there
 _MOST_PARTS = 400
 _QUOTED = re.compile(rb"[ \t>|]+")
+_BEGINS = re.compile(
+    rb"[\[(]|[IWEF]\d{4} |(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback|RuntimeError|ValueError)\b|\d{4}-\d\d-\d\d|\s+File \"|LMCache "
+)
+"""How a line of its own begins: one that follows a full line is not its rest."""
 _DIGITS = b"0123456789"
+
+
+def is_pasted(head: bytes) -> bool:
+    """Whether the beginning of a log is indented or quoted as a whole, or cut at a terminal's width."""
+    lines = head.split(b"\n", _HEAD)[:_HEAD]
+    prefix = _common_indentation(lines)
+    return bool(prefix) or _width(lines) is not None
 
 
 def unwrap_pasted(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -52,6 +63,9 @@ def _joined(lines: Iterable[tuple[int, bytes]], width: int) -> Iterator[tuple[in
     first: int | None = None
     parts: list[bytes] = []
     for number, raw in lines:
+        if parts and _BEGINS.match(raw):
+            yield first or number, b"".join(parts)
+            first, parts = None, []
         first = number if first is None else first
         parts.append(raw.rstrip(b"\r"))
         if _length(raw) != width or len(parts) >= _MOST_PARTS:

@@ -8,6 +8,7 @@ from forebay.causes import Cause
 from forebay.operation.doctor.evidence_base import EventMatch
 from forebay.operation.doctor.fixes import floor_to, ranks_of, say
 from forebay.operation.doctor.patterns import pattern
+from forebay.operation.doctor.records import Confidence
 from forebay.operation.doctor.rule import Kind, Requirement, Rule
 from forebay.sizes import format_binary, format_size
 
@@ -130,6 +131,72 @@ def _never_read(found: EventMatch) -> bool:
     return backed > 10_000 and evicted > 10_000 and loaded == 0 and from_host == 0
 
 
+_MANY_RETRACTIONS = 4
+_MANY_REFUSALS = 3
+
+
+def _retracts_often(found: EventMatch) -> bool:
+    return len(found.base.events["request_retracted"]) >= _MANY_RETRACTIONS
+
+
+def _retract_fix(found: EventMatch) -> str:
+    times = len(found.base.events["request_retracted"])
+    often = f"{times} times in this log"
+    if found.base.server == "vllm":
+        return f"requests were put back {often}: lower --max-num-seqs, or give the KV cache more (--gpu-memory-utilization, fewer context tokens)"
+    if found.base.server == "sglang":
+        return (
+            f"requests were put back {often}: lower --max-running-requests, raise --schedule-conservativeness (1.3), or give the pool more "
+            "(--mem-fraction-static, an fp8 KV cache)"
+        )
+    return f"requests were put back {often}: run fewer at once, or give the KV pool more"
+
+
+def _refuses_often(found: EventMatch) -> bool:
+    return len(found.base.events["tier_store_refused"]) >= _MANY_REFUSALS
+
+
+def _tier_fix(found: EventMatch) -> str:
+    if "lmcache_named" in found.base.events:
+        return (
+            "raise LMCache's max_local_cpu_size (GB per rank), or let it evict: what is pinned by running requests or by a slow lower tier "
+            "(local disk, remote) cannot be evicted"
+        )
+    if found.base.server == "sglang":
+        return "raise --hicache-size (or --hicache-ratio), or make the storage tier faster: what is being written cannot be evicted"
+    return "make the host tier larger, or the tier below it faster: what is being written cannot be evicted"
+
+
+def _asked_for_cache(found: EventMatch) -> bool:
+    """The cache that is switched off was asked for: by a flag in the log, or in the line itself."""
+    asked = found.base.launch.asked
+    on = (
+        "enable_hierarchical_cache",
+        "enable_prefix_caching",
+        "hicache_size",
+        "hicache_ratio",
+        "kv_offloading_size",
+        "kv_transfer_config",
+    )
+    wanted = [name for name in on if asked.get(name, "None") not in ("None", "False", "0", "")]
+    text = found.line.text.lower()
+    if "hierarchical" in text or "hicache" in text or "offload" in text:
+        return (
+            "enable_hierarchical_cache" in wanted
+            or "kv_offloading_size" in wanted
+            or "ignored" in text
+            or "no effect" in text
+        )
+    return any(
+        name in wanted
+        for name in ("enable_prefix_caching", "enable_hierarchical_cache", "kv_offloading_size", "kv_transfer_config")
+    )
+
+
+def _never_hits(found: EventMatch) -> bool:
+    return len(found.base.events["tier_missed"]) >= 50
+
+
 RULES = (
     Rule(
         "vllm_starved",
@@ -208,6 +275,53 @@ RULES = (
         kind=Kind.DEGRADED,
         servers=SGLANG,
         check=_collapsed,
+    ),
+    Rule(
+        "retract_storm",
+        Cause.RETRACT_STORM,
+        "request_retracted",
+        "The device KV pool is full again and again: running requests are put back and computed anew.",
+        _retract_fix,
+        kind=Kind.DEGRADED,
+        check=_retracts_often,
+        confidence=Confidence.LIKELY,
+    ),
+    Rule(
+        "tier_full",
+        Cause.CACHE_TIER_FULL,
+        "tier_store_refused",
+        "The host tier has no room left and stores nothing: what is evicted from the device is lost.",
+        _tier_fix,
+        kind=Kind.DEGRADED,
+        check=_refuses_often,
+        confidence=Confidence.LIKELY,
+    ),
+    Rule(
+        "cache_switched_off",
+        Cause.CACHE_DISABLED,
+        "cache_switched_off",
+        "The cache was asked for, and the server switched it off[: {why}].",
+        say(
+            "remove the flag that excludes it (the line names it), choose a model, attention backend or version that supports it, or do "
+            "without and drop the cache's flags"
+        ),
+        kind=Kind.DEGRADED,
+        check=_asked_for_cache,
+        confidence=Confidence.LIKELY,
+    ),
+    Rule(
+        "tier_never_hit",
+        Cause.CACHE_NEVER_HIT,
+        "tier_missed",
+        "The lower cache tier is asked again and again and never has anything.",
+        say(
+            "check that prompts share a beginning longer than one chunk (LMCache chunk_size, SGLang page size), that writers and readers use "
+            "the same model name, dtype and tensor parallel size, and that the tier stores at all"
+        ),
+        kind=Kind.DEGRADED,
+        excludes=(Requirement("tier_hit"),),
+        check=_never_hits,
+        confidence=Confidence.LIKELY,
     ),
     Rule(
         "write_only",

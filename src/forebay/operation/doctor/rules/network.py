@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from forebay.causes import Cause
+from forebay.operation.doctor.activities import ProcessActivity
 from forebay.operation.doctor.evidence_base import EventMatch
 from forebay.operation.doctor.fixes import say
+from forebay.operation.doctor.records import Confidence
 from forebay.operation.doctor.rule import Priority, Requirement, Rule
 
 __all__ = ["RULES"]
@@ -33,6 +35,11 @@ def _zmq_fix(found: EventMatch) -> str:
 
 
 _BIND_98 = r"address already in use|Address already in use|EADDRINUSE|Only one usage of each socket address"
+
+_MOONCAKE_FIX = say(
+    "start mooncake_master (and its metadata server) first, and check MOONCAKE_MASTER, MOONCAKE_TE_META_DATA_SERVER, the protocol and the "
+    "RDMA device on both sides, and the firewall from this node: `nc -vz HOST PORT`"
+)
 
 RULES = (
     Rule(
@@ -153,13 +160,21 @@ RULES = (
         "mooncake_unreachable",
         Cause.MOONCAKE_UNREACHABLE,
         "mooncake_unreachable",
-        "Mooncake's master or metadata server could not be reached.",
-        say(
-            "start mooncake_master (and its metadata server) first, and check MOONCAKE_MASTER, MOONCAKE_TE_META_DATA_SERVER and the firewall from this node: `nc -vz HOST PORT`"
-        ),
-        priority=Priority.SPECIFIC,
+        "Mooncake could not reach its master, its metadata server or a peer's segment.",
+        _MOONCAKE_FIX,
         needs=(Requirement("mooncake_named"),),
-        excludes=(Requirement("rdma_gid_missing_seen"),),
+        excludes=(Requirement("rdma_gid_missing_seen"), Requirement("pin_limit")),
+        confidence=Confidence.LIKELY,
+    ),
+    Rule(
+        "mooncake_own_line",
+        Cause.MOONCAKE_UNREACHABLE,
+        "mooncake_unreachable",
+        "Mooncake could not reach its master, its metadata server or a peer's segment.",
+        _MOONCAKE_FIX,
+        needs=(Requirement("mooncake_origin"),),
+        excludes=(Requirement("rdma_gid_missing_seen"), Requirement("pin_limit")),
+        confidence=Confidence.LIKELY,
     ),
     Rule(
         "nccl",
@@ -188,9 +203,25 @@ RULES = (
         "store_timeout",
         Cause.SLOW_RANK_LOAD,
         "store_timeout",
-        "Not all ranks joined in time ({joined} of {all}): one was slow, or died before.",
-        say("read the log of the rank that did not join; if it only was slow, raise --dist-timeout"),
+        "Not all ranks arrived in time[ ({joined} of {all} did)]: one was slow, or died before.",
+        say(
+            "read the log of the rank that is missing; where it only was slow, raise the timeout (SGLang --dist-timeout)"
+        ),
         priority=Priority.SECONDARY,
+        activities=(ProcessActivity.WEIGHTS, ProcessActivity.CAPTURE, ProcessActivity.DEVICE_POOL),
+    ),
+    Rule(
+        "ranks_cannot_meet",
+        Cause.NCCL_ERROR,
+        "store_timeout",
+        "The ranks could not meet[ ({joined} of {all} joined)]: the store of rank 0 was not reached[ at {peer}], or a rank never started.",
+        say(
+            "check from every node that the address and port of rank 0 can be reached (--dist-init-addr, MASTER_ADDR; `nc -vz HOST PORT`), "
+            "that the firewall lets all ports between the nodes through, that NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name the network they "
+            "share, and that every rank was started; the log of a missing rank says why it ended"
+        ),
+        priority=Priority.SECONDARY,
+        rules_out=((Cause.SLOW_RANK_LOAD, "no weight was being loaded yet"),),
     ),
     Rule(
         "peer_gone",

@@ -7,7 +7,7 @@ from forebay.operation.doctor.activities import ProcessActivity
 from forebay.operation.doctor.evidence_base import EventMatch
 from forebay.operation.doctor.fixes import say
 from forebay.operation.doctor.records import Confidence
-from forebay.operation.doctor.rule import Requirement, Rule
+from forebay.operation.doctor.rule import Priority, Requirement, Rule
 from forebay.sizes import GIB, format_binary, format_size
 
 __all__ = ["RULES"]
@@ -32,6 +32,18 @@ def _pin_fix(found: EventMatch) -> str:
     if found.base.server == "vllm":
         return f"{what}pin less: lower --kv-offloading-size (cpu_bytes_to_use of the connector){half}; {limit}{rocm}"
     return f"{what}pin less: make the host pool smaller{half}; {limit}{rocm}"
+
+
+def _register_fix(found: EventMatch) -> str:
+    limit = "raise the limit of locked memory: `ulimit -l unlimited` (docker --ulimit memlock=-1, LimitMEMLOCK=infinity in systemd)"
+    if found.text("errno") in ("[14]", "[22]"):
+        return (
+            "the address is GPU memory that the network card cannot register: load nvidia_peermem (or use dmabuf), or register less; "
+            f"for host memory {limit}"
+        )
+    if "Failed to register" in found.line.text or "egistration" in found.line.text:
+        return f"{limit}; register less: a smaller segment (MOONCAKE_GLOBAL_SEGMENT_SIZE) or pool; some cards limit one region to 64 GiB"
+    return limit
 
 
 def _aligned(found: EventMatch) -> str:
@@ -98,8 +110,18 @@ RULES = (
         "pin_limit",
         Cause.PIN_FAILED,
         "pin_limit",
-        "Locked memory is limited, so the host pool could not be pinned.",
-        say("raise the limit: `ulimit -l unlimited` (docker --ulimit memlock=-1, LimitMEMLOCK=infinity in systemd)"),
+        "Memory could not be locked or registered for the network card.",
+        _register_fix,
+        rules_out=((Cause.RUNTIME_OR_INIT_OOM, "the call that failed locks memory that is there"),),
+    ),
+    Rule(
+        "host_register_warned",
+        Cause.PIN_FAILED,
+        "host_register_warned",
+        "The driver refused to register the host pool, and the start does not end: copies from unpinned memory are slow or fail.",
+        _pin_fix,
+        priority=Priority.GENERAL,
+        check=lambda found: not found.base.life.came_up,
     ),
     Rule(
         "lmcache_align",
