@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.errors import UsageError
 from forebay.machine.local import LocalMachine
-from forebay.operation.doctor.launch_sizing import LaunchToSize
+from forebay.operation.doctor.launch_sizing import LaunchToSize, SizedLaunch
 from forebay.planning.make_plan import PlanOptions, make_plan
 from forebay.sizes import GB
 
@@ -33,7 +33,7 @@ _OWN_NAME = {
 }
 
 
-def size_launch(launch: LaunchToSize) -> str | None:
+def size_launch(launch: LaunchToSize) -> SizedLaunch | None:
     """One sentence with the values that fit, computed by the planner; None where it cannot plan this launch."""
     machine = launch.machine
     gpus = f"{len(machine.gpu_bytes)}x{machine.gpu_bytes[0] / GB:g}GB" if machine.gpu_bytes else None
@@ -50,8 +50,8 @@ def size_launch(launch: LaunchToSize) -> str | None:
     except UsageError:
         return None
     if plan.fits:
-        return "the plan says that it fits: something else held the memory, or the log is of another machine"
-    return "; ".join(f"{problem.message}: {problem.fix}" for problem in plan.problems[:2])
+        return SizedLaunch(True, "by `forebay plan` this launch fits this machine: something else held the memory")
+    return SizedLaunch(False, "; ".join(f"{problem.message}: {problem.fix}" for problem in plan.problems[:2]))
 
 
 def _flags(launch: LaunchToSize) -> tuple[str, ...]:

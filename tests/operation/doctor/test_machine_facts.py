@@ -55,7 +55,7 @@ def doctor(tmp_path: Path, *words: str, given: str = "") -> subprocess.Completed
 def test_the_planner_names_the_flag_for_this_launch_on_this_machine(tmp_path: Path) -> None:
     done = doctor(tmp_path, "-", "--host-memory", "449GB", "--gpus", "4x80GB", given=silent_end(300))
     assert "cause: host_pool_too_big (likely)" in done.stdout
-    assert "For this launch on this machine: host pools: 4 × 300 GB" in done.stdout
+    assert "for this launch on this machine: host pools: 4 × 300 GB" in done.stdout
     assert "--hicache-size 107" in done.stdout
 
 

@@ -47,7 +47,12 @@ def diagnose(
     answer = _answer(base, roots, degraded)
     launch_asked = launch_to_size(base, Cause(answer.cause)) if answer.cause and sizer is not None else None
     sized = sizer(launch_asked) if launch_asked is not None and sizer is not None else None
-    return replace(answer, fix=f"{answer.fix}. For this launch on this machine: {sized}") if sized else answer
+    if sized is None:
+        return answer
+    # one value per flag: where the planner has one for this launch, it stands alone
+    return replace(
+        answer, fix=f"{answer.fix}; {sized.text}" if sized.fits else f"for this launch on this machine: {sized.text}"
+    )
 
 
 def _answer(base: EvidenceBase, roots: list[Candidate], degraded: list[Candidate]) -> Diagnosis:

@@ -9,7 +9,7 @@ from forebay.causes import Cause
 from forebay.operation.doctor.evidence_base import EvidenceBase
 from forebay.operation.doctor.facts import HostFacts
 
-__all__ = ["LaunchToSize", "Sizer", "launch_to_size"]
+__all__ = ["LaunchToSize", "SizedLaunch", "Sizer", "launch_to_size"]
 
 _SIZED = {
     Cause.HOST_POOL_TOO_BIG,
@@ -46,8 +46,16 @@ class LaunchToSize:
     cause: Cause
 
 
-Sizer = Callable[[LaunchToSize], str | None]
-"""From a launch to one sentence with the values that fit this machine; None where the planner cannot tell."""
+@dataclass(frozen=True, slots=True)
+class SizedLaunch:
+    """The planner's verdict on the launch, and one sentence with the values that fit this machine."""
+
+    fits: bool
+    text: str
+
+
+Sizer = Callable[[LaunchToSize], SizedLaunch | None]
+"""From a launch to the planner's verdict; None where the planner cannot tell."""
 
 
 def launch_to_size(base: EvidenceBase, cause: Cause) -> LaunchToSize | None:
