@@ -23,7 +23,7 @@ import numpy as np
 from forebay.engine.cache.actions import DiskPage, PageMapping
 from forebay.engine.cache.disk.store import DiskStore
 from forebay.engine.cache.host.region import HostRegion
-from forebay.engine.cache.transfer.copier import CopyRuns, CpuCopier, native_copy_runs
+from forebay.engine.cache.transfer.copier import CopyRuns, PageCopier, native_copy_runs
 from forebay.kv.spec import KVSpec, LayerGroup, Part
 
 SPEC = KVSpec((LayerGroup("full", tuple(range(30)), (Part("k", 3, 64, 2), Part("v", 3, 64, 2))),), page_size=16)
@@ -92,10 +92,10 @@ def memory(pages: int, seconds: float) -> dict[str, float]:
     for way, copy_runs in (("native", native()), ("numpy", None)):
         if way == "native" and copy_runs is None:
             continue
-        copier = CpuCopier(SPEC, 0, 1, device, region, copy_runs)
-        for place, piece in (("scattered", scattered), ("in_a_row", in_a_row)):
-            calls[f"{way}_backup_{place}"] = lambda c=copier, p=piece: c.back_up(p)  # type: ignore[misc]
-            calls[f"{way}_load_{place}"] = lambda c=copier, p=piece: [c.load_layer(p, layer) for layer in range(30)]  # type: ignore[misc]
+        copier = PageCopier(SPEC, 0, 1, device, region, copy_runs)
+        for place, mapping in (("scattered", scattered), ("in_a_row", in_a_row)):
+            calls[f"{way}_backup_{place}"] = lambda c=copier, p=mapping: c.back_up(p)  # type: ignore[misc]
+            calls[f"{way}_load_{place}"] = lambda c=copier, p=mapping: [c.load_layer(p, layer) for layer in range(30)]  # type: ignore[misc]
     return best_rates(calls, pages * PAGE_BYTES, seconds)
 
 

@@ -47,7 +47,7 @@ def test_device_pages_are_the_total_over_the_ranks() -> None:
 def test_host_pages_fill_the_budget_and_never_exceed_it(name: str, total: int, page: int) -> None:
     page_spec = spec(name, page)
     pages = embedded.host_pages(page_spec, total)
-    used = embedded.host_region_bytes(page_spec, pages) - embedded.CONTROL_BYTES
+    used = embedded.host_region_bytes(page_spec, pages) - embedded.STATUS_BYTES
     assert used <= total
     assert total - used <= sum(page_spec.page_bytes(group) for group in range(len(page_spec.groups)))
 

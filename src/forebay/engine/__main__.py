@@ -16,8 +16,8 @@ from typing import Any, NoReturn, cast, get_args
 import click
 
 from forebay.engine import config as settings
+from forebay.engine.cache.config import CacheConfig, Eviction, LoadPolicy, WritePolicy
 from forebay.engine.config import (
-    CacheConfig,
     EngineConfig,
     HttpConfig,
     ModelConfig,
@@ -43,7 +43,8 @@ class _Size(click.ParamType[int]):
 
 
 def _choice(kind: Any) -> click.Choice[str]:
-    return click.Choice(list(get_args(kind)))
+    """The values of a Literal or of a StrEnum."""
+    return click.Choice(list(get_args(kind)) or [item.value for item in kind])
 
 
 _log_format_option = click.option(
@@ -82,22 +83,22 @@ _log_format_option = click.option(
 @click.option("--disk-size", type=_Size(), default=0, help="How much of that disk may be used.")
 @click.option(
     "--write-policy",
-    type=_choice(settings.WritePolicy),
-    default=_CACHE.write_policy,
+    type=_choice(WritePolicy),
+    default=_CACHE.write_policy.value,
     show_default=True,
     help="When pages are backed up: at once, at their second use, or when evicted.",
 )
 @click.option(
     "--eviction",
-    type=_choice(settings.Eviction),
-    default=_CACHE.eviction,
+    type=_choice(Eviction),
+    default=_CACHE.eviction.value,
     show_default=True,
     help="What goes first when a pool is full. cost: what is cheapest to recompute and least likely to be asked.",
 )
 @click.option(
     "--load",
-    type=_choice(settings.LoadPolicy),
-    default=_CACHE.load,
+    type=_choice(LoadPolicy),
+    default=_CACHE.load.value,
     show_default=True,
     help="Load a prefix from host or disk, or recompute it. auto: whichever was measured to be faster.",
 )
@@ -159,9 +160,9 @@ def _config(given: dict[str, Any]) -> EngineConfig:
             host_bytes=given["host_cache"],
             disk_dir=given["disk_cache"],
             disk_bytes=given["disk_size"],
-            write_policy=given["write_policy"],
-            eviction=given["eviction"],
-            load=given["load"],
+            write_policy=WritePolicy(given["write_policy"]),
+            eviction=Eviction(given["eviction"]),
+            load=LoadPolicy(given["load"]),
         ),
         scheduler=SchedulerConfig(
             max_running=given["max_running"], max_queue=given["max_queue"], chunk_size=given["chunk_size"]

@@ -10,10 +10,10 @@ from typing import Literal
 
 import msgspec
 
+from forebay.engine.cache.config import CacheConfig
 from forebay.errors import UsageError
 
 __all__ = [
-    "CacheConfig",
     "EngineConfig",
     "HttpConfig",
     "ModelConfig",
@@ -22,9 +22,6 @@ __all__ = [
 ]
 
 DType = Literal["auto", "bfloat16", "float32"]
-WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
-Eviction = Literal["lru", "lfu", "cost"]
-LoadPolicy = Literal["auto", "always", "never"]
 LogFormat = Literal["text", "json"]
 
 
@@ -38,21 +35,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt and output tokens of one request together; None: what the model says, if the device pool can hold it."""
     threads: int | None = None
     """Threads of matrix products and kernels, of all ranks together; None: the cores this process may use."""
-
-
-class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The three tiers. Sizes are bytes in total over the ranks of this node."""
-
-    page_size: int = 16
-    """Token slots a page."""
-    device_bytes: int | None = None
-    """Device pool over all ranks; None: chosen from free memory."""
-    host_bytes: int = 0
-    disk_dir: str | None = None
-    disk_bytes: int = 0
-    write_policy: WritePolicy = "write_through"
-    eviction: Eviction = "lru"
-    load: LoadPolicy = "auto"
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +90,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: with the option, the value and what is allowed.
         """
-        _at_least("--page-size", self.cache.page_size, 1)
+        self.cache.check()
         _at_least("--max-running", self.scheduler.max_running, 1)
         _at_least("--max-queue", self.scheduler.max_queue, 0)
         _at_least("--chunk-size", self.scheduler.chunk_size, 16)
@@ -121,11 +103,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             _at_least("--context-length", self.model.context_length, 2)
         if not 0 <= self.http.port <= 65535:
             raise UsageError(f"--port: {self.http.port} is not a port", fix="use 0 (any free port) to 65535")
-        if (self.cache.disk_dir is None) != (self.cache.disk_bytes == 0):
-            raise UsageError(
-                "--disk-cache and --disk-size belong together: the folder, and how much of it may be used",
-                fix="give both, such as --disk-cache /var/cache/forebay --disk-size 100GB",
-            )
         if self.http.api_key is not None and not re.fullmatch(r"[\x21-\x7e]+", self.http.api_key):
             raise UsageError("--api-key: only printable ASCII without spaces can travel in an Authorization header")
         return self

@@ -1,9 +1,9 @@
-"""From a model's geometry to its page: what a token keeps in the cache, layer group by layer group.
+"""From a model's geometry to its page: what a token keeps in the cache, by layer group.
 
-Grouped-query layers keep a key and a value for each KV head (sharded over ranks; replicated where there are fewer heads
-than ranks). Latent layers keep one compressed vector with its rotary key, the same on every rank, and, with DeepSeek's
-sparse attention, one index key a token. Layers that share another's KV keep nothing; recurrent layers keep a state a
-request.
+Grouped-query layers keep a key and a value per KV head (sharded over ranks; replicated where there are fewer heads
+than ranks). Latent layers keep one compressed vector with its rotary key, the same on every rank, and with DeepSeek's
+sparse attention one index key per token. Layers that share another layer's KV keep nothing; recurrent layers keep a
+state per request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forebay.model.geometry import LayerKind, LayerShape, ModelGeometry
 __all__ = ["INDEX_SCALE_BYTES", "StateBytes", "kv_spec", "state_bytes_per_request"]
 
 INDEX_SCALE_BYTES = 4
-"""DeepSeek V3.2's index key is 128 fp8 values and one float32 scale a token (SGLang ``IndexBufAccessor``:
+"""DeepSeek V3.2's index key is 128 fp8 values and one float32 scale per token (SGLang ``IndexBufAccessor``:
 132 bytes).
 """
 
@@ -27,8 +27,8 @@ def kv_spec(geometry: ModelGeometry, page_size: int, value_bytes: int | None = N
 
     Args:
         geometry: the model.
-        page_size: token slots a page.
-        value_bytes: bytes a KV value; None: the checkpoint's dtype.
+        page_size: token slots per page.
+        value_bytes: bytes per KV value; None: the checkpoint's dtype.
 
     Raises:
         UsageError: no layer keeps KV.
@@ -63,7 +63,7 @@ def _parts(shape: LayerShape, value_bytes: int) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes of recurrent state one request keeps on one rank, over all layers."""
+    """Bytes of recurrent state per request on one rank, over all layers."""
 
     conv_bytes: int
     recurrent_bytes: int

@@ -1,8 +1,8 @@
-"""The embedded server's sizes. The engine calls the functions at the top for its pools,
-so plan and actual are one arithmetic.
+"""The sizes of the embedded server's pools. Planner and engine call the same functions, so plan and actual are equal.
 
-Device pool: every layer group gets the same number of pages a rank; ``--device-cache`` is in total over the ranks. Host
-tier: one region for the node, one copy of every head whatever the number of ranks; ``--host-cache`` is in total.
+Device pool: every layer group gets the same number of pages on each rank; ``--device-cache`` is in total over the
+ranks. Host tier: one region per node, with one copy of every head whatever the number of ranks; ``--host-cache`` is
+in total.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from forebay.kv.spec import KVSpec
 from forebay.sizes import GIB
 
 __all__ = [
-    "CONTROL_BYTES",
     "DEFAULT_DEVICE_BYTES",
     "PAGE_SIZE",
+    "STATUS_BYTES",
     "default_device_bytes",
     "default_host_reserve",
     "device_bytes_per_rank",
@@ -26,18 +26,18 @@ __all__ = [
 ]
 
 PAGE_SIZE = 16
-CONTROL_BYTES = 4096
-"""Head of the host region: progress words of disk reads."""
+STATUS_BYTES = 4096
+"""Start of the host region: the status slots of disk reads."""
 DEFAULT_DEVICE_BYTES = GIB
 _DEFAULT_SHARE = 8
 _UNKNOWN_MACHINE_BYTES = GIB // 2
-_TOKENS_A_SEQUENCE = 4096
+_SEQUENCE_TOKENS = 4096
 
 
 def default_device_bytes(available_bytes: int | None) -> int:
     """Without ``--device-cache``: an eighth of the available memory, at most 1 GiB, over all ranks.
 
-    Every page of the pool is touched at start; more is a decision for the operator.
+    All of the pool is allocated at start; a larger one must be asked for.
     """
     if available_bytes is None:
         return _UNKNOWN_MACHINE_BYTES
@@ -45,7 +45,7 @@ def default_device_bytes(available_bytes: int | None) -> int:
 
 
 def device_page_bytes(spec: KVSpec, tp: int) -> int:
-    """One page of every group, over all ranks."""
+    """Bytes of one page of every group, over all ranks."""
     return tp * sum(spec.page_bytes_per_rank(group, tp) for group in range(len(spec.groups)))
 
 
@@ -59,25 +59,25 @@ def device_bytes_per_rank(spec: KVSpec, tp: int, pages: int) -> int:
     return pages * sum(spec.page_bytes_per_rank(group, tp) for group in range(len(spec.groups)))
 
 
-def host_pages(spec: KVSpec, total_bytes: int, tokens_a_sequence: int = _TOKENS_A_SEQUENCE) -> tuple[int, ...]:
-    """Pages of each group that ``total_bytes`` hold.
+def host_pages(spec: KVSpec, total_bytes: int, sequence_tokens: int = _SEQUENCE_TOKENS) -> tuple[int, ...]:
+    """Pages of each group that fit in ``total_bytes``.
 
-    A group with a window needs pages for its window only, where a full group needs them for the whole sequence, taken
-    as ``tokens_a_sequence``: the groups' page counts are in that proportion.
+    A group with a window needs pages for its window only, a full group for the whole sequence, taken as
+    ``sequence_tokens``. The groups' page counts are in that proportion.
     """
     shares = []
     for group in spec.groups:
-        tokens = tokens_a_sequence if group.window is None else min(tokens_a_sequence, group.window + spec.page_size)
-        shares.append(tokens / tokens_a_sequence)
+        tokens = sequence_tokens if group.window is None else min(sequence_tokens, group.window + spec.page_size)
+        shares.append(tokens / sequence_tokens)
     unit = sum(share * spec.page_bytes(number) for number, share in enumerate(shares))
     return tuple(int(share * (total_bytes / unit)) for share in shares)
 
 
 def host_region_bytes(spec: KVSpec, pages: Sequence[int]) -> int:
     """Bytes of the node's host region with these pages of each group."""
-    return CONTROL_BYTES + sum(count * spec.page_bytes(group) for group, count in enumerate(pages))
+    return STATUS_BYTES + sum(count * spec.page_bytes(group) for group, count in enumerate(pages))
 
 
 def default_host_reserve(available_bytes: int | None) -> int:
-    """Memory left to everybody else: a twentieth of what is available, at least 0.5 and at most 8 GiB."""
+    """Memory left to other processes: a twentieth of what is available, at least 0.5 and at most 8 GiB."""
     return GIB // 2 if available_bytes is None else min(8 * GIB, max(GIB // 2, available_bytes // 20))

@@ -1,4 +1,4 @@
-"""What one page of KV cache is: layer groups x parts x heads x values, never "K and V".
+"""What one page of KV cache is: layer groups x parts x heads x values.
 
 Grouped-query attention has parts ``k`` and ``v``; multi-head latent attention has one part, ``latent`` (the compressed
 vector and the rotary key, stored once for all heads, so replicated on every rank). A sliding-window model has two
@@ -8,7 +8,7 @@ The canonical order of a page's bytes, used in the host tier and on disk, is, fo
 
     [layer][part][head][token in page][value]
 
-which does not depend on the number of ranks: a rank's share of a layer's part is a run of whole heads.
+which does not depend on the number of ranks: a rank's share of a layer's part is a number of whole heads in a row.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["KVSpec", "LayerGroup", "Part"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array a layer keeps for each token.
+    """One array that a layer keeps, with one entry per token.
 
     Args:
         name: ``k``, ``v``, ``latent``...
         heads: heads over all ranks together (1 for a latent).
-        dim: values a head a token.
-        value_bytes: bytes a value (2 for bf16).
+        dim: values per head per token.
+        value_bytes: bytes per value (2 for bf16).
     """
 
     name: str
@@ -38,11 +38,11 @@ class Part:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes a token a layer, one copy of every head."""
+        """Bytes per token per layer, one copy of every head."""
         return self.heads * self.dim * self.value_bytes
 
     def heads_per_rank(self, tp: int) -> int:
-        """Heads one of ``tp`` ranks holds: a split, or one replicated head where there are fewer heads than ranks."""
+        """Heads on each of ``tp`` ranks: a share, or one replicated head where there are fewer heads than ranks."""
         if self.heads >= tp:
             if self.heads % tp:
                 raise UsageError(f"{self.heads} KV heads cannot be divided over {tp} ranks")
@@ -58,13 +58,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers whose pages live and die together.
+    """Layers whose pages are allocated and freed together.
 
     Args:
         name: ``full``, ``sliding``, ``latent``...
         layers: the model's layer numbers in this group, ascending.
-        parts: what each of these layers keeps.
-        window: tokens that can still be read (the token itself included); None: all of them.
+        parts: the arrays of each of these layers.
+        window: tokens that can still be read (including the token itself); None: all of them.
     """
 
     name: str
@@ -74,21 +74,17 @@ class LayerGroup:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes a token over the group's layers, one copy of every head."""
+        """Bytes per token over the group's layers, one copy of every head."""
         return len(self.layers) * sum(p.bytes_per_token for p in self.parts)
 
     def bytes_per_token_per_rank(self, tp: int) -> int:
-        """Bytes a token that one of ``tp`` ranks holds in its device pool."""
+        """Bytes per token in the device pool of one of ``tp`` ranks."""
         return len(self.layers) * sum(p.heads_per_rank(tp) * p.dim * p.value_bytes for p in self.parts)
-
-    def is_replicated(self, tp: int) -> bool:
-        """True where several ranks hold the same bytes."""
-        return tp > 1 and any(p.heads < tp for p in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The whole model's page: its groups and the number of token slots a page."""
+    """The whole model's page: its groups, and the number of token slots per page."""
 
     groups: tuple[LayerGroup, ...]
     page_size: int
@@ -99,11 +95,11 @@ class KVSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes a token, one copy of every head: what the host and disk tiers keep."""
+        """Bytes per token, one copy of every head, as in the host and disk tiers."""
         return sum(g.bytes_per_token for g in self.groups)
 
     def bytes_per_token_per_rank(self, tp: int) -> int:
-        """Bytes a token in one rank's device pool."""
+        """Bytes per token in one rank's device pool."""
         return sum(g.bytes_per_token_per_rank(tp) for g in self.groups)
 
     def page_bytes(self, group: int) -> int:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from forebay.engine.cache.config import TierConfig
+from forebay.engine.cache.config import CacheConfig, TierConfig
 from forebay.engine.cache.disk.store import DiskStore
 from forebay.engine.cache.host.region import HostRegion
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.prefix_cache import PrefixCache, host_page_counts
-from forebay.engine.cache.transfer.copier import CpuCopier
+from forebay.engine.cache.transfer.copier import PageCopier
 from forebay.engine.cache.transfer.executor import DiskThreads, RankExecutor
 from forebay.engine.cache.transfer.rank_transfers import RankTransfers
 from forebay.kv.spec import KVSpec, LayerGroup, Part
@@ -83,14 +83,14 @@ class ManualExecutor(RankExecutor):
         while self.step():
             pass
 
-    def step(self, lane: int | None = None) -> bool:
-        """Carry out one record of one lane (None: of any)."""
-        lanes = [self.local.backups, self.local.loads]
+    def step(self, thread: int | None = None) -> bool:
+        """Carry out one record of one thread (None: of any)."""
+        threads = [self.local.backups, self.local.loads]
         if self.disk is not None:
-            lanes += [self.disk.writes, self.disk.reads, self.local.disk_loads]  # type: ignore[list-item]
-        if lane is not None:
-            return lanes[lane % len(lanes)].run_one()
-        return any(one.run_one() for one in lanes)
+            threads += [self.disk.writes, self.disk.reads, self.local.disk_loads]  # type: ignore[list-item]
+        if thread is not None:
+            return threads[thread % len(threads)].run_one()
+        return any(one.run_one() for one in threads)
 
 
 class World:
@@ -111,11 +111,12 @@ class World:
         self.region = HostRegion.create(
             host_page_counts(spec, config), [spec.page_bytes(g) for g in range(len(spec.groups))]
         )
+        settings = config.settings
         store = None
-        if config.disk_dir is not None:
+        if settings.disk_dir is not None:
             store = DiskStore(
-                config.disk_dir,
-                config.disk_bytes,
+                Path(settings.disk_dir),
+                settings.disk_bytes,
                 spec,
                 config.fingerprint,
                 segment_bytes=config.segment_bytes,
@@ -124,11 +125,11 @@ class World:
             )
         disk = DiskThreads(store, self.region, threaded=threaded) if store is not None else None
         layers = 1 + max(layer for group in spec.groups for layer in group.layers)
-        copier = CpuCopier(spec, 0, 1, self.device, self.region)
+        copier = PageCopier(spec, 0, 1, self.device, self.region)
         idle: dict[str, Callable[[], object]] = {}
         if not threaded and disk is not None:
             idle["idle"] = disk.reads.run_one
-        local = RankTransfers(copier, layers, self.region.control, before=before, threaded=threaded, **idle)  # type: ignore[arg-type]
+        local = RankTransfers(copier, layers, self.region.read_status, before=before, threaded=threaded, **idle)  # type: ignore[arg-type]
         kind = RankExecutor if threaded else ManualExecutor
         self.executor = kind(local, self.region, disk)
         self.store = store
@@ -155,13 +156,13 @@ class World:
                 assert self.device.holds(group, page, content), f"page {index} of group {group} has other bytes"
 
     def wait(self, lease: CacheLease) -> bool:
-        """What a step does with a gate: wait for every layer in turn."""
-        if lease.gate is None:
+        """What a step does with layer events: wait for every layer in turn."""
+        if lease.layer_events is None:
             return True
-        gate = lease.gate
+        events = lease.layer_events
         if isinstance(self.executor, ManualExecutor):
             self.executor.wait(0)
-        return all(gate.wait_layer(layer) for layer in range(self.spec.num_layers))
+        return all(events.wait_layer(layer) for layer in range(self.spec.num_layers))
 
     def run(self, prompt: Int32, new: int = 0) -> CacheLease:
         """One whole request: open, load, compute, commit, close, and all transfers to their end."""
@@ -169,9 +170,9 @@ class World:
         assert lease is not None, "no room for the request"
         found = lease.cached.total
         if not self.wait(lease):
-            self.cache.poll()
+            self.cache.process_completions()
             found = self.cache.fail_load(lease)
-        self.cache.poll()
+        self.cache.process_completions()
         self.verify(lease, prompt)
         whole = np.concatenate([prompt, np.arange(9_000, 9_000 + new, dtype=np.int32)])
         assert self.cache.extend(lease, len(whole)), "no room for the request's own pages"
@@ -180,7 +181,7 @@ class World:
         self.cache.check()
         self.cache.close(lease)
         self.cache.check()
-        self.cache.settle(5.0)
+        self.cache.drain(5.0)
         self.cache.check()
         return lease
 
@@ -194,7 +195,13 @@ def tokens(*values: int) -> Int32:
     return np.array(values, dtype=np.int32)
 
 
+def tier_config(**settings: object) -> TierConfig:
+    """A TierConfig from its own fields and the user's settings, side by side."""
+    asked = {name: settings.pop(name) for name in CacheConfig.__struct_fields__ if name in settings}
+    return TierConfig(settings=CacheConfig(**asked), **settings)  # type: ignore[arg-type]
+
+
 def disk_config(folder: Path, **settings: object) -> TierConfig:
     """A small cache with a disk tier."""
     defaults: dict[str, object] = {"device_pages": (16,), "disk_bytes": 10**6, "fingerprint": "model"}
-    return TierConfig(**{**defaults, "disk_dir": folder, **settings})  # type: ignore[arg-type]
+    return tier_config(**{**defaults, "disk_dir": str(folder), **settings})

@@ -71,10 +71,10 @@ for line in sys.stdin:
     def empty(self) -> None:
         self._tell("empty")
 
-    def _tell(self, word: str) -> None:
+    def _tell(self, command: str) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.write(f"{command}\n")
         self._process.stdin.flush()
         assert self._process.stdout.readline() == "done\n"
 

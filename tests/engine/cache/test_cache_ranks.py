@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_world import FULL, LATENT, FakeDevice, disk_config, tokens
+from cache_world import FULL, LATENT, FakeDevice, disk_config, tier_config, tokens
 
 from forebay.engine.cache.actions import Backup, Done, LoadBack, PageMapping
 from forebay.engine.cache.cache_factory import build_cache, follow_cache
@@ -19,7 +19,7 @@ from forebay.engine.cache.host.region import HostRegion
 from forebay.engine.cache.interface import CachedTokens, Tier
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.prefix_cache import PrefixCache
-from forebay.engine.cache.transfer.copier import CpuCopier, native_copy_runs
+from forebay.engine.cache.transfer.copier import PageCopier, native_copy_runs
 from forebay.engine.cache.transfer.page_layout import group_layouts
 from forebay.engine.cache.transfer.rank_transfers import RankTransfers
 from forebay.kv.spec import KVSpec, LayerGroup, Part
@@ -64,10 +64,10 @@ class Ranks:
                 reports += [(rank, done) for done in transfers.take_done()]
         return reports
 
-    def settle(self, rounds: int = 400) -> bool:
+    def drain(self, rounds: int = 400) -> bool:
         assert self.cache.executor is not None
         for _ in range(rounds):
-            self.cache.poll()
+            self.cache.process_completions()
             if not self.cache.is_busy:
                 return True
             self.cache.executor.wait(0.005)
@@ -115,7 +115,7 @@ class Ranks:
         assert lease is not None
         self.compute(lease, sequence)
         self.cache.close(lease)
-        assert self.settle()
+        assert self.drain()
 
     def close(self) -> None:
         self.cache.close_tiers()
@@ -124,7 +124,7 @@ class Ranks:
 
 
 def config(spec: KVSpec, tp: int) -> TierConfig:
-    return TierConfig(device_pages=(16,), host_bytes=32 * spec.page_bytes(0), tp=tp, host_reserve_bytes=0)
+    return tier_config(device_pages=(16,), host_bytes=32 * spec.page_bytes(0), tp=tp, host_reserve_bytes=0)
 
 
 @pytest.mark.parametrize(("spec", "tp"), [(MIXED, 1), (MIXED, 2), (MIXED, 4), (LATENT, 4), (FULL, 2)])
@@ -139,8 +139,8 @@ def test_every_rank_gets_its_heads_back(spec: KVSpec, tp: int) -> None:
     lease = ranks.cache.open(A)
     assert lease is not None
     assert lease.cached == CachedTokens(host=12)
-    assert ranks.settle()
-    assert lease.gate is None
+    assert ranks.drain()
+    assert lease.layer_events is None
     ranks.verify(lease, A)
     assert {t.digest() for t in ranks.others} <= {ranks.cache.executor.digest()}  # type: ignore[union-attr]
     ranks.cache.close(lease)
@@ -159,17 +159,17 @@ def test_copying_by_address_moves_the_same_bytes() -> None:
     region = HostRegion.create([8], [MIXED.page_bytes(0)])
     for rank in range(4):
         device = FakeDevice(MIXED, (8,), 4)
-        native = CpuCopier(MIXED, rank, 4, device, region, native_copy_runs(fake_library))
-        plain = CpuCopier(MIXED, rank, 4, device, region)
+        native = PageCopier(MIXED, rank, 4, device, region, native_copy_runs(fake_library))
+        plain = PageCopier(MIXED, rank, 4, device, region)
         for page in range(8):
             device.write(0, page, bytes([rank, page]))
-        pieces = PageMapping(0, (1, 5, 2), (0, 3, 7)), PageMapping(0, (1, 5, 2), (1, 4, 2))
+        mappings = PageMapping(0, (1, 5, 2), (0, 3, 7)), PageMapping(0, (1, 5, 2), (1, 4, 2))
         region.pages(0)[:] = 0
-        assert plain.back_up(pieces[0]) == native.back_up(pieces[1])
+        assert plain.back_up(mappings[0]) == native.back_up(mappings[1])
         pages = region.pages(0)
         assert (pages[[0, 3, 7]] == pages[[1, 4, 2]]).all()
         native.load_layer(PageMapping(0, (6, 7), (4, 2)), 1)
-        written = [share.writes for share in group_layouts(MIXED, rank, 4)[0].shares]
+        written = [heads.writes for heads in group_layouts(MIXED, rank, 4)[0].slices]
         for part, array in enumerate(device.arrays[0][1]):
             if written[part]:
                 assert (array[[6, 7]] == array[[5, 2]]).all()
@@ -198,12 +198,12 @@ def test_a_page_is_not_used_before_the_slowest_rank_has_it() -> None:
     assert lease is not None
     ranks.compute(lease, A)
     ranks.cache.close(lease)
-    assert not ranks.settle(rounds=20)
+    assert not ranks.drain(rounds=20)
     # Its backup is under way on rank 2: the pages stay where they are.
     assert ranks.cache.pools.device_room(0) == 13
     assert all(n.host is None or n.host.arriving is not None for n in ranks.cache.tree.nodes())
     ranks.stuck = set()
-    assert ranks.settle()
+    assert ranks.drain()
     assert ranks.cache.pools.device_room(0) == 16
     assert all(n.host is not None and n.host.arriving is None for n in ranks.cache.tree.nodes())
     ranks.close()
@@ -218,13 +218,13 @@ def test_a_load_that_fails_on_one_rank_fails(tmp_path: Path) -> None:
     (load,) = ranks.sent[1]
     ranks.sent[1].clear()
     ranks.forged.append((1, Done(load.id, False, reason="load_failed")))
-    assert ranks.settle()
-    assert lease.gate is not None
+    assert ranks.drain()
+    assert lease.layer_events is not None
     assert ranks.cache.fail_load(lease) == 0
     ranks.compute(lease, A)
     ranks.verify(lease, A)
     ranks.cache.close(lease)
-    assert ranks.settle()
+    assert ranks.drain()
     ranks.cache.check()
     ranks.close()
 
@@ -242,7 +242,7 @@ def test_the_disk_is_readable_with_another_number_of_ranks(tmp_path: Path) -> No
         lease = again.cache.open(A)
         assert lease is not None
         assert lease.cached == CachedTokens(disk=12)
-        assert again.settle()
+        assert again.drain()
         again.verify(lease, A)
         again.cache.close(lease)
         again.close()

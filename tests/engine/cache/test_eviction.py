@@ -7,10 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from cache_world import tier_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.engine.cache.config import Eviction, TierConfig
+from forebay.engine.cache.config import Eviction
 from forebay.engine.cache.pools.eviction import CostQueue, EvictionQueue, LfuQueue, LruQueue, make_queue
 from forebay.engine.cache.prefix_cache import PrefixCache
 from forebay.engine.cache.radix.node import CachedPage, Node
@@ -103,7 +104,7 @@ def test_evicting_takes_the_same_steps_at_any_size(eviction: Eviction) -> None:
     """Counted in executed lines, so that a busy machine does not matter."""
 
     def steps(pages: int) -> int:
-        cache = PrefixCache(SPEC, TierConfig(device_pages=(pages,), eviction=eviction))
+        cache = PrefixCache(SPEC, tier_config(device_pages=(pages,), eviction=eviction))
         rng = np.random.default_rng(0)
         for _ in range(pages // 8):
             tokens = rng.integers(0, 9999, 32, dtype=np.int32)

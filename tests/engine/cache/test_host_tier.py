@@ -14,7 +14,7 @@ from small_tmpfs import Filler, small_tmpfs
 
 from forebay.causes import Cause
 from forebay.engine.cache.host.pool_check import HostLimits, judge_host_pool, read_host_limits, require_host_pool
-from forebay.engine.cache.host.region import CONTROL_BYTES, HostRegion
+from forebay.engine.cache.host.region import STATUS_BYTES, HostRegion
 from forebay.errors import RefusedError
 from forebay.sizes import GB
 
@@ -69,7 +69,7 @@ def test_faulting_in_reports_progress_to_the_end() -> None:
 
 def test_huge_pages_are_used_where_the_kernel_gives_them() -> None:
     region = HostRegion.create([9], [2**20 + 4096])
-    assert region.pages(0).ctypes.data % 2**21 == CONTROL_BYTES
+    assert region.pages(0).ctypes.data % 2**21 == STATUS_BYTES
     region.fault_in()
     mapped = sum(int(n) for n in re.findall(r"ShmemPmdMapped:\s+(\d+) kB", Path("/proc/self/smaps").read_text()))
     assert (region.pages(0) == 0).all()
@@ -150,11 +150,11 @@ def test_another_process_sees_the_same_pages() -> None:
         other = HostRegion.attach({region.path!r}, [4], [100])
         assert (other.pages(0)[2] == 7).all()
         other.pages(0)[3] = 9
-        other.control[5] = 11
+        other.read_status[5] = 11
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
     assert (region.pages(0)[3] == 9).all()
-    assert region.control[5] == 11
+    assert region.read_status[5] == 11
     region.close()
 
 

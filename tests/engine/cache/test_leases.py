@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cache_world import tier_config
 
-from forebay.engine.cache.config import Eviction, TierConfig
+from forebay.engine.cache.config import Eviction
 from forebay.engine.cache.interface import Tier
 from forebay.engine.cache.prefix_cache import PrefixCache
 from forebay.kv.spec import KVSpec, LayerGroup, Part
@@ -33,7 +34,7 @@ def run(cache: PrefixCache, sequence: np.ndarray, new: int = 0) -> int:
 
 
 def test_a_second_request_finds_the_full_pages_of_the_first() -> None:
-    cache = PrefixCache(FULL, TierConfig(device_pages=(16,)))
+    cache = PrefixCache(FULL, tier_config(device_pages=(16,)))
     prompt = tokens(*range(10))
     assert run(cache, prompt) == 0
     assert run(cache, prompt) == 8
@@ -41,14 +42,14 @@ def test_a_second_request_finds_the_full_pages_of_the_first() -> None:
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
-    cache = PrefixCache(FULL, TierConfig(device_pages=(16,)))
+    cache = PrefixCache(FULL, tier_config(device_pages=(16,)))
     prompt = tokens(*range(8))
     run(cache, prompt)
     assert run(cache, prompt) == 4
 
 
 def test_two_leases_that_compute_one_page_share_the_first_ones() -> None:
-    cache = PrefixCache(FULL, TierConfig(device_pages=(16,)))
+    cache = PrefixCache(FULL, tier_config(device_pages=(16,)))
     prompt = tokens(*range(5))
     one, two = cache.open(prompt), cache.open(prompt)
     assert one is not None
@@ -66,7 +67,7 @@ def test_two_leases_that_compute_one_page_share_the_first_ones() -> None:
 
 
 def test_extend_is_all_or_nothing_and_spares_what_is_in_use() -> None:
-    cache = PrefixCache(FULL, TierConfig(device_pages=(4,)))
+    cache = PrefixCache(FULL, tier_config(device_pages=(4,)))
     one = cache.open(tokens(*range(9)))
     assert one is not None
     assert cache.extend(one, 9)
@@ -84,7 +85,7 @@ def test_extend_is_all_or_nothing_and_spares_what_is_in_use() -> None:
 
 @pytest.mark.parametrize("eviction", list(Eviction))
 def test_a_prefix_never_goes_before_what_hangs_on_it(eviction: Eviction) -> None:
-    cache = PrefixCache(FULL, TierConfig(device_pages=(6,), eviction=eviction))
+    cache = PrefixCache(FULL, tier_config(device_pages=(6,), eviction=eviction))
     run(cache, tokens(*range(17)))
     other = cache.open(tokens(*range(100, 120)))
     assert other is not None
@@ -94,7 +95,7 @@ def test_a_prefix_never_goes_before_what_hangs_on_it(eviction: Eviction) -> None
 
 
 def test_the_least_recently_used_sequence_goes_first() -> None:
-    cache = PrefixCache(FULL, TierConfig(device_pages=(6,)))
+    cache = PrefixCache(FULL, tier_config(device_pages=(6,)))
     run(cache, tokens(*range(9)))
     run(cache, tokens(*range(100, 109)))
     run(cache, tokens(*range(9)))
@@ -105,7 +106,7 @@ def test_the_least_recently_used_sequence_goes_first() -> None:
 
 
 def test_a_window_frees_the_pages_that_nothing_can_read() -> None:
-    cache = PrefixCache(HYBRID, TierConfig(device_pages=(16, 16)))
+    cache = PrefixCache(HYBRID, tier_config(device_pages=(16, 16)))
     prompt = tokens(*range(20))
     lease = cache.open(prompt)
     assert lease is not None
@@ -121,7 +122,7 @@ def test_a_window_frees_the_pages_that_nothing_can_read() -> None:
 
 
 def test_a_prefix_counts_only_where_the_window_before_it_is_whole() -> None:
-    cache = PrefixCache(HYBRID, TierConfig(device_pages=(16, 5)))
+    cache = PrefixCache(HYBRID, tier_config(device_pages=(16, 5)))
     run(cache, tokens(*range(20)))
     # Five other sliding pages push out the old ones; the full group still has all of the first sequence.
     run(cache, tokens(*range(100, 116)))
@@ -130,7 +131,7 @@ def test_a_prefix_counts_only_where_the_window_before_it_is_whole() -> None:
 
 
 def test_flush_drops_what_is_not_in_use() -> None:
-    cache = PrefixCache(FULL, TierConfig(device_pages=(16,)))
+    cache = PrefixCache(FULL, tier_config(device_pages=(16,)))
     run(cache, tokens(*range(9)))
     lease = cache.open(tokens(*range(5)))
     assert lease is not None

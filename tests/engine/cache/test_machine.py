@@ -15,17 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_world import FULL, HYBRID, LATENT, Int32, ManualExecutor, World, pattern
+from cache_world import FULL, HYBRID, LATENT, Int32, ManualExecutor, World, pattern, tier_config
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forebay.engine.cache.config import Eviction, LoadPolicy, TierConfig, WritePolicy
+from forebay.engine.cache.config import Eviction, LoadPolicy, WritePolicy
 from forebay.engine.cache.interface import Tier
 from forebay.engine.cache.lease import CacheLease
-from forebay.engine.cache.pools import cache_pools as residency
-from forebay.engine.cache.prefix import allocate as opening
-from forebay.engine.cache.prefix import match as matching
+from forebay.engine.cache.pools import cache_pools
+from forebay.engine.cache.prefix import allocate, match
 from forebay.engine.cache.radix import tree
 from forebay.engine.cache.radix.node import Node
 from forebay.engine.cache.radix.page_hash import chain_digest
@@ -89,11 +88,11 @@ class CacheMachine(RuleBasedStateMachine):
         native: bool,
     ) -> None:
         self.choose_passes(native)
-        self.config = TierConfig(
+        self.config = tier_config(
             device_pages=(device,) * len(spec.groups),
             host_bytes=host * sum(spec.page_bytes(g) for g in range(len(spec.groups))),
             host_sequence_tokens=16,
-            disk_dir=self.folder if disk else None,
+            disk_dir=str(self.folder) if disk else None,
             disk_bytes=60 * 400 if disk else 0,
             fingerprint="model",
             write_policy=policy,
@@ -106,9 +105,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def choose_passes(self, native: bool) -> None:
         """The tree's passes in C++, however few pages there are, or in Python."""
-        self.patches.setattr(residency, "FEW_PAGES", 0)
+        self.patches.setattr(cache_pools, "FEW_PAGES", 0)
         if not native:
-            for module in (tree, matching, opening, residency):
+            for module in (tree, match, allocate, cache_pools):
                 self.patches.setattr(module, "native_radix", lambda: None)
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -123,15 +122,15 @@ class CacheMachine(RuleBasedStateMachine):
         """The next turn of a conversation."""
         self.ask(np.append(self.seen[which % len(self.seen)], np.arange(tail, dtype=np.int32)))
 
-    @rule(pages=st.lists(st.integers(0, 1), min_size=2, max_size=5), settle=st.booleans())
-    def serve(self, pages: list[int], settle: bool) -> None:
+    @rule(pages=st.lists(st.integers(0, 1), min_size=2, max_size=5), drain=st.booleans())
+    def serve(self, pages: list[int], drain: bool) -> None:
         """A whole request, with or without waiting for what it has started."""
         self.ask(sequence(pages, 1))
         if self.requests:
             self.compute(-1, 99, False)
             self.close(-1)
-        if settle:
-            self.settle()
+        if drain:
+            self.drain()
 
     @rule(pages=st.lists(st.integers(0, 1), min_size=3, max_size=5), tier=st.sampled_from([Tier.DEVICE, Tier.HOST]))
     def serve_flush_and_serve_again(self, pages: list[int], tier: Tier) -> None:
@@ -166,10 +165,10 @@ class CacheMachine(RuleBasedStateMachine):
     def compute(self, which: int, more: int, grow: bool) -> None:
         request = self.requests[which % len(self.requests)]
         cache, lease = self.world.cache, request.lease
-        if lease.gate is not None:
+        if lease.layer_events is not None:
             if not self.world.wait(lease):
                 request.computed = cache.fail_load(lease)
-            cache.poll()
+            cache.process_completions()
         self.world.verify(lease, request.sequence)
         if grow and request.computed == len(request.sequence):
             request.sequence = np.append(request.sequence, np.int32(len(request.sequence) % 3))
@@ -183,11 +182,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.verify(lease, tokens)
         self.seen = [*self.seen[-7:], tokens]
 
-    @precondition(lambda self: any(r.lease.gate is not None for r in self.requests))
+    @precondition(lambda self: any(r.lease.layer_events is not None for r in self.requests))
     @rule()
     def lose_patience(self) -> None:
-        """A gate's time is up while the load is still under way."""
-        request = next(r for r in self.requests if r.lease.gate is not None)
+        """A lease's waiting time is up while the load is still under way."""
+        request = next(r for r in self.requests if r.lease.layer_events is not None)
         request.computed = self.world.cache.fail_load(request.lease)
         self.world.verify(request.lease, request.sequence)
 
@@ -198,18 +197,18 @@ class CacheMachine(RuleBasedStateMachine):
 
     # -- time -----------------------------------------------------------------------------------------------------
 
-    @rule(lane=st.integers(0, 4))
-    def move(self, lane: int) -> None:
+    @rule(thread=st.integers(0, 4))
+    def move(self, thread: int) -> None:
         assert isinstance(self.world.executor, ManualExecutor)
-        self.world.executor.step(lane)
+        self.world.executor.step(thread)
 
     @rule()
-    def poll(self) -> None:
-        self.world.cache.poll()
+    def process_completions(self) -> None:
+        self.world.cache.process_completions()
 
     @rule()
-    def settle(self) -> None:
-        assert self.world.cache.settle(5.0), "transfers did not come to an end"
+    def drain(self) -> None:
+        assert self.world.cache.drain(5.0), "transfers did not come to an end"
 
     @rule(tier=st.sampled_from([None, *Tier]))
     def flush(self, tier: Tier | None) -> None:
@@ -324,10 +323,12 @@ class CacheMachine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             for request in self.requests:
                 self.world.cache.close(request.lease)
-            assert self.world.cache.settle(5.0), "transfers did not come to an end"
+            assert self.world.cache.drain(5.0), "transfers did not come to an end"
             self.world.cache.check()
             assert not self.world.cache.leases, "a lease was never let go"
-            assert all(pool.free + len(queue) == pool.size for pool, queue in self.pools()), "pages are held by nobody"
+            assert all(pool.num_free + len(queue) == pool.size for pool, queue in self.pools()), (
+                "pages are held by nobody"
+            )
             self.world.close()
         shutil.rmtree(self.folder)
 

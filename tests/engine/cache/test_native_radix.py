@@ -24,7 +24,7 @@ def test_the_passes_are_native_where_a_compiler_and_pythons_headers_are_installe
     assert native.on_device(nodes)
     edge = Edge(bytearray(b"".join(node.key for node in nodes)), nodes)
     other = b"\0\0\0\0\1\1\1\1\2\2\2\3"
-    assert native.alike(edge, other, 0, len(other), 4) == 2
+    assert native.common_prefix_len(edge, other, 0, len(other), 4) == 2
     table = np.zeros(5, dtype=np.int32)
-    native.use(nodes, table)
+    native.fill_table(nodes, table)
     assert table.tolist() == [40, 41, 42, 43, 44]

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_world import FULL, World, disk_config, tokens
+from cache_world import FULL, World, disk_config, tier_config, tokens
 
 from forebay.engine.cache.accounting import Rate
 from forebay.engine.cache.cache_factory import build_cache
-from forebay.engine.cache.config import TierConfig
 from forebay.engine.cache.interface import Tier
 from forebay.errors import RefusedError, UsageError
 
@@ -60,7 +59,7 @@ def test_counters_follow_a_page_down_and_up(tmp_path: Path) -> None:
 
 
 def test_the_snapshot_names_the_hottest_prefixes_by_length_only() -> None:
-    world = World(FULL, TierConfig(device_pages=(32,), host_bytes=32 * FULL.page_bytes(0)))
+    world = World(FULL, tier_config(device_pages=(32,), host_bytes=32 * FULL.page_bytes(0)))
     for prompt in (A, A, A, B):
         world.run(prompt)
     snapshot = world.cache.snapshot()
@@ -75,7 +74,7 @@ def test_the_snapshot_names_the_hottest_prefixes_by_length_only() -> None:
 
 
 def test_a_snapshot_of_a_large_tree_looks_at_a_part_of_it() -> None:
-    world = World(FULL, TierConfig(device_pages=(4000,)))
+    world = World(FULL, tier_config(device_pages=(4000,)))
     rng = np.random.default_rng(0)
     for _ in range(300):
         world.run(rng.integers(0, 9999, 13, dtype=np.int32))
@@ -101,12 +100,12 @@ def test_settings_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
     for settings, word in (
         ({"device_pages": (0,)}, "device pool"),
         ({"device_pages": (4, 4)}, "device pool"),
-        ({"device_pages": (4,), "disk_dir": tmp_path}, "--disk-size"),
-        ({"device_pages": (4,), "disk_dir": tmp_path, "disk_bytes": 10**6}, "fingerprint"),
+        ({"device_pages": (4,), "disk_dir": str(tmp_path)}, "--disk-size"),
+        ({"device_pages": (4,), "disk_dir": str(tmp_path), "disk_bytes": 10**6}, "fingerprint"),
         ({"device_pages": (4,), "tp": 3}, "3 ranks"),
     ):
         with pytest.raises(UsageError) as refusal:
-            TierConfig(**settings).validate(FULL)  # type: ignore[arg-type]
+            tier_config(**settings).validate(FULL)  # type: ignore[arg-type]
         assert word in f"{refusal.value.message} {refusal.value.fix}"
 
 

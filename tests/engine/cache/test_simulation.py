@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
-from cache_world import FULL, World
+from cache_world import FULL, World, tier_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forebay.engine.cache.config import LoadPolicy, TierConfig, WritePolicy
+from forebay.engine.cache.config import LoadPolicy, WritePolicy
 from forebay.engine.cache.interface import CachedTokens
 
 PAGE = FULL.page_size
@@ -72,7 +72,7 @@ def simulate(requests: list[tuple[list[int], int]], device_pages: int, host_page
 def test_hits_are_those_of_the_simulation_to_the_token(
     requests: list[tuple[list[int], int]], device_pages: int, host_pages: int
 ) -> None:
-    config = TierConfig(
+    config = tier_config(
         device_pages=(device_pages,),
         host_bytes=host_pages * FULL.page_bytes(0),
         write_policy=WritePolicy.WRITE_THROUGH,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_world import FULL, HYBRID, LATENT, World, disk_config, tokens
+from cache_world import FULL, HYBRID, LATENT, World, disk_config, tier_config, tokens
 
 from forebay.engine.cache.config import LoadPolicy, TierConfig, WritePolicy
 from forebay.engine.cache.interface import CachedTokens, Tier
@@ -19,7 +19,7 @@ B = tokens(*range(100, 113))
 def config(**settings: object) -> TierConfig:
     """A device of 6 pages over a host of 32."""
     defaults: dict[str, object] = {"device_pages": (6,), "host_bytes": 32 * FULL.page_bytes(0)}
-    return TierConfig(**{**defaults, **settings})  # type: ignore[arg-type]
+    return tier_config(**{**defaults, **settings})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
@@ -61,13 +61,13 @@ def test_a_flush_does_not_keep_running_requests_waiting() -> None:
     assert world.cache.extend(lease, len(A))
     world.compute(lease, A, 0)
     world.cache.commit(lease, A)
-    world.cache.poll()
+    world.cache.process_completions()
     assert world.cache.offload.backups, "the backup is over before the flush"
     assert world.cache.flush(Tier.DEVICE) == {"device": 3}
     assert world.cache.offload.backups, "the flush waited for the transfer of a running request"
     world.verify(lease, A)
     world.cache.close(lease)
-    assert world.cache.settle(1.0)
+    assert world.cache.drain(1.0)
     assert world.run(A).cached == CachedTokens(device=12)
     assert world.run(B).cached.host > 0
     world.close()
@@ -85,9 +85,9 @@ def test_two_requests_share_one_load() -> None:
     assert world.wait(one)
     assert world.wait(two)
     world.verify(two, A)
-    world.cache.poll()
-    assert one.gate is None
-    assert two.gate is None
+    world.cache.process_completions()
+    assert one.layer_events is None
+    assert two.layer_events is None
     world.cache.close(one)
     world.cache.close(two)
     world.cache.check()
@@ -102,7 +102,7 @@ def test_a_lease_closed_while_its_pages_arrive_leaves_nothing_behind() -> None:
     assert lease is not None
     world.cache.close(lease)
     world.cache.check()
-    assert world.cache.settle(1.0)
+    assert world.cache.drain(1.0)
     world.cache.check()
     assert world.run(A).cached == CachedTokens(device=12)
     world.close()
@@ -169,7 +169,7 @@ def test_the_disk_serves_a_device_without_a_host_tier(policy: WritePolicy, tmp_p
     world.cache.flush(Tier.DEVICE)
     world.cache.check()
     assert world.run(A).cached == CachedTokens(disk=12)
-    assert world.cache.pools.host[0].used == 0
+    assert world.cache.pools.host[0].num_used == 0
     world.close()
 
 
@@ -209,9 +209,9 @@ def test_another_models_pages_are_never_found(tmp_path: Path) -> None:
 
 def test_a_window_group_stores_what_can_be_read_after_prompt_and_sequence() -> None:
     settings = {"device_pages": (32, 32), "host_bytes": 64 * HYBRID.page_bytes(0), "host_sequence_tokens": 16}
-    world = World(HYBRID, TierConfig(**settings))  # type: ignore[arg-type]
+    world = World(HYBRID, tier_config(**settings))  # type: ignore[arg-type]
     world.run(tokens(*range(40)))
-    used = [pool.used for pool in world.cache.pools.host]
+    used = [pool.num_used for pool in world.cache.pools.host]
     # The next turn starts at 40 and reads 35 .. 39: pages 8 and 9. The same prompt again starts at 36 and reads 31 ..
     # 35: pages 7 and 8. Of the full group all ten are needed.
     assert used == [10, 3]

@@ -106,20 +106,20 @@ class LoadingCache(PrefixCache):
     def open(self, tokens: Int32Array) -> CacheLease | None:
         lease = super().open(tokens)
         if lease is not None and lease.cached.total:
-            lease.gate = self._make_gate()
+            lease.layer_events = self._make_gate()
             self._opened.add(lease)
         return lease
 
-    def poll(self) -> None:
+    def process_completions(self) -> None:
         for lease in list(self._opened):
-            if lease.gate is not None:
-                lease.gate.polls -= 1
-                if lease.gate.polls < -1 and not lease.gate.fails:
-                    lease.gate = None
-        super().poll()
+            if lease.layer_events is not None:
+                lease.layer_events.polls -= 1
+                if lease.layer_events.polls < -1 and not lease.layer_events.fails:
+                    lease.layer_events = None
+        super().process_completions()
 
     def fail_load(self, lease: CacheLease) -> int:
-        lease.gate = None
+        lease.layer_events = None
         return super().fail_load(lease)
 
     def close(self, lease: CacheLease) -> None:

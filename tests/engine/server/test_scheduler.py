@@ -35,7 +35,7 @@ def run_to_end(scheduler: Scheduler, outputs: dict[int, list[int]], *, steps: in
 
 
 def free_pages(scheduler: Scheduler) -> int:
-    return scheduler._cache.pools.device[0].free
+    return scheduler._cache.pools.device[0].num_free
 
 
 def test_a_long_prompt_is_computed_in_chunks_and_decoding_goes_on_beside_it() -> None:

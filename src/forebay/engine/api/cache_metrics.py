@@ -46,7 +46,7 @@ def cache_families(stats: dict[str, Any]) -> Iterator[Metric]:
     single = {
         "forebay_loads_failed": (stats["loads_failed"], "Loads that failed or were too slow, and were recomputed."),
         "forebay_loads_declined_tokens": (stats["loads_declined_tokens"], "Tokens found but cheaper to recompute."),
-        "forebay_load_wait_seconds": (stats["gate_wait_s"], "Time steps stood still for loads."),
+        "forebay_load_wait_seconds": (stats["layer_wait_s"], "Time steps stood still for loads."),
         "forebay_prefill_saved_seconds": (stats["prefill_saved_s"], "Prefill time that cached tokens have saved."),
     }
     for name, (value, text) in single.items():

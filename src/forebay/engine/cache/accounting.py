@@ -1,4 +1,4 @@
-"""What the cache has done, in numbers; and the measured rates by which it decides whether to load or to recompute."""
+"""The cache's counters, and the measured rates by which it decides whether to load or to recompute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Accounting", "Rate", "Rates"]
 
 
 class Rate:
-    """A moving average of units a second, weighted by time: one long transfer counts more than a short one."""
+    """A moving average of units per second, weighted by time: a long transfer counts more than a short one."""
 
     __slots__ = ("_amount", "_seconds", "initial")
 
@@ -35,12 +35,12 @@ class Rate:
 
     @property
     def value(self) -> float | None:
-        """Units a second, or None."""
+        """Units per second, or None."""
         return self._amount / self._seconds if self._seconds else self.initial
 
 
 class Rates:
-    """Bytes a second out of each tier, and tokens a second of prefill."""
+    """Bytes per second out of each tier, and tokens per second of prefill."""
 
     def __init__(self) -> None:
         self.prefill = Rate()
@@ -48,7 +48,7 @@ class Rates:
         self.disk = Rate()
 
     def load_seconds(self, host_bytes: int, disk_bytes: int) -> float:
-        """Time to bring this much to the device; a rate that is not known counts as infinite."""
+        """Time to load this much to the device; an unknown rate counts as infinite."""
         host, disk = self.host.value, self.disk.value
         # What comes from disk passes through the host.
         seconds = (host_bytes + disk_bytes) / host if host else 0.0
@@ -61,7 +61,7 @@ class Rates:
 
 
 class Accounting:
-    """Counters; they only grow."""
+    """Counters. They only grow."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -76,16 +76,17 @@ class Accounting:
         self.bytes: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.drops: Counter[str] = Counter()
-        """Pages that a tier should have had or given and did not, by reason."""
+        """Pages that were not backed up or not loaded although they should have been, by reason."""
         self.loads_failed = 0
         self.loads_declined_tokens = 0
         """Tokens found in a tier and recomputed because that is faster."""
-        self.gate_wait_s = 0.0
+        self.layer_wait_s = 0.0
+        """Time for which steps waited for layers to arrive."""
         self.saved_s = 0.0
         """Prefill time that hits have saved, by the measured rate."""
 
     def hit(self, cached: CachedTokens, rates: Rates) -> None:
-        """A request has the use of ``cached``."""
+        """A request uses ``cached``."""
         self.requests += 1
         self.requests_with_hit += cached.total > 0
         self.tokens["device"] += cached.device
@@ -100,7 +101,7 @@ class Accounting:
         self.seconds[way] += seconds
 
     def dropped(self, reasons: Iterable[str]) -> None:
-        """One reason for each page."""
+        """One reason per page."""
         self.drops.update(reasons)
 
     def as_dict(self) -> dict[str, Any]:
@@ -116,6 +117,6 @@ class Accounting:
             "drops": dict(self.drops),
             "loads_failed": self.loads_failed,
             "loads_declined_tokens": self.loads_declined_tokens,
-            "gate_wait_s": self.gate_wait_s,
+            "layer_wait_s": self.layer_wait_s,
             "prefill_saved_s": self.saved_s,
         }

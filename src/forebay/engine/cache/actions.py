@@ -1,7 +1,7 @@
-"""What the cache decides about bytes, as records: rank 0 issues them, every rank's transfers carry them out.
+"""The cache's transfers as records: rank 0 decides and issues them, every rank's transfers carry them out.
 
-Records hold ids and page numbers only (no address, no handle, no callable), so that they can be sent to another process
-as they are. ``Backup`` and ``LoadBack`` go to every rank; ``DiskWrite`` and ``DiskRead`` to rank 0, which owns the disk
+Records hold ids and page numbers only (no address, no handle, no callable), so they can be sent to another process as
+they are. ``Backup`` and ``LoadBack`` go to every rank; ``DiskWrite`` and ``DiskRead`` to rank 0, which owns the disk
 tier and reads and writes whole pages in the shared host region.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["Action", "Backup", "DecisionDigest", "DiskPage", "DiskRead", "DiskWr
 
 @dataclass(frozen=True, slots=True)
 class PageMapping:
-    """Pages of one layer group: ``device_pages[i]`` and ``host_pages[i]`` are the same tokens."""
+    """Pages of one layer group: ``device_pages[i]`` and ``host_pages[i]`` hold the same tokens."""
 
     group: int
     device_pages: tuple[int, ...]
@@ -26,28 +26,28 @@ class PageMapping:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """Copy device pages to host pages: each rank its heads; replicated heads the first rank that has them."""
+    """Copy device pages to host pages. Each rank copies its heads; replicated heads are copied by one rank."""
 
     id: int
-    pieces: tuple[PageMapping, ...]
+    mappings: tuple[PageMapping, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBack:
     """Copy host pages to device pages, layer by layer in the model's order.
 
-    ``progress`` is the control word of the host region that says whether the host pages have arrived from disk; -1:
-    they are there.
+    ``status_slot`` is the slot of the host region that says whether the host pages have arrived from disk; -1: they
+    are in the host tier already.
     """
 
     id: int
-    pieces: tuple[PageMapping, ...]
-    progress: int = -1
+    mappings: tuple[PageMapping, ...]
+    status_slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class DiskPage:
-    """One page of one group on disk: its content address and the tokens it must be for."""
+    """One page of one group on disk: its content address, the tokens it must be for, and its host page."""
 
     group: int
     key: bytes
@@ -65,11 +65,11 @@ class DiskWrite:
 
 @dataclass(frozen=True, slots=True)
 class DiskRead:
-    """Fill host pages from the disk tier; the control word ``progress`` says when that is done, or has failed."""
+    """Prefetch: fill host pages from the disk tier. ``status_slot`` is set when that is complete, or has failed."""
 
     id: int
     pages: tuple[DiskPage, ...]
-    progress: int
+    status_slot: int
 
 
 Action = Backup | LoadBack | DiskWrite | DiskRead
@@ -77,15 +77,15 @@ Action = Backup | LoadBack | DiskWrite | DiskRead
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An action has ended. With more than one rank: on all of them.
+    """An action has ended, on all ranks.
 
     Args:
         id: the action's.
-        ok: all of it worked. A disk action with bad pages is not ok; ``bad`` says which.
+        ok: all of it worked. A disk action with bad pages is not ok; ``bad`` lists them.
         nbytes: bytes moved, over all ranks.
-        seconds: from start to end on the slowest rank, waiting in the queue not included.
-        bad: (index into the record's pages, why) for each page that a disk action failed for.
-        reason: why a Backup or Load failed, all of it, in one word for the drop counters.
+        seconds: from start to end on the slowest rank, without the time in the queue.
+        bad: (index into the record's pages, reason) for each page that a disk action failed for.
+        reason: why a Backup or LoadBack failed, as one word for the drop counters.
     """
 
     id: int
@@ -97,9 +97,7 @@ class Done:
 
 
 class DecisionDigest:
-    """A running hash over the Backup and Load records in their order:
-    ranks that agree have carried out the same list.
-    """
+    """A running hash over Backup and LoadBack records in their order. Equal on ranks that carried out the same list."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_64()
@@ -109,12 +107,12 @@ class DecisionDigest:
         """Take one record into the digest."""
         self.count += 1
         self._hash.update(struct.pack("<cq", b"B" if isinstance(action, Backup) else b"L", action.id))
-        for piece in action.pieces:
-            count = len(piece.device_pages)
+        for mapping in action.mappings:
+            count = len(mapping.device_pages)
             self._hash.update(
-                struct.pack(f"<qq{2 * count}q", piece.group, count, *piece.device_pages, *piece.host_pages)
+                struct.pack(f"<qq{2 * count}q", mapping.group, count, *mapping.device_pages, *mapping.host_pages)
             )
 
     def value(self) -> tuple[int, int]:
-        """(records so far, hash)."""
+        """(number of records, hash)."""
         return self.count, self._hash.intdigest()

@@ -1,4 +1,4 @@
-"""The cache's invariants, checked from scratch. O(tree): for tests, and for a server that is asked to check itself."""
+"""The cache's invariants, checked from scratch. O(tree), for tests and for checks of a live server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_cache(cache: CacheState) -> None:
         _check_device_owners(cache, nodes, group)
         _check_host_owners(cache, nodes, group)
         _check_queues(cache, nodes, group)
-    if cache.store is not None:
-        cache.store.check()
+    if cache.tiers.store is not None:
+        cache.tiers.store.check()
 
 
 def _check_tree(cache: CacheState, nodes: list[Node]) -> None:
@@ -29,20 +29,20 @@ def _check_tree(cache: CacheState, nodes: list[Node]) -> None:
     for node in nodes:
         parent = node.parent
         assert parent is not None, "a node in the tree has no parent"
-        assert cache.tree.child(parent, node.key) is node, "a parent does not know its child"
+        assert cache.tree.child(parent, node.key) is node, "a node is missing from its parent's children"
         assert node.depth == parent.depth + 1, "a node's page number is wrong"
         assert node.children is not None or node.has_copies(), "a leaf without any copy was not pruned"
-        run = node.run
-        if run is not None and run.nodes[0] is node:
-            assert run.data == b"".join(n.key for n in run.nodes), "a run's data are not its pages' tokens"
-            assert all(n.run is run for n in run.nodes), "a page does not know its run"
-            assert all(a is b.parent for a, b in pairwise(run.nodes)), "a run is not a path"
-        assert run is None or run.nodes[node.depth - run.nodes[0].depth] is node, "a run does not know its page"
-        assert (node.digest is None) == (cache.store is None), "addresses and the disk tier do not go together"
+        edge = node.edge
+        if edge is not None and edge.nodes[0] is node:
+            assert edge.data == b"".join(n.key for n in edge.nodes), "an edge's data are not its pages' tokens"
+            assert all(n.edge is edge for n in edge.nodes), "a node refers to another edge"
+            assert all(a is b.parent for a, b in pairwise(edge.nodes)), "an edge is not a path"
+        assert edge is None or edge.nodes[node.depth - edge.nodes[0].depth] is node, "a node is misplaced in its edge"
+        assert (node.digest is None) == (cache.tiers.store is None), "addresses and the disk tier do not go together"
 
 
 def _check_locks(cache: CacheState, nodes: list[Node], group: int) -> None:
-    """A slot's lock is the number of leases and transfers that hold it."""
+    """A slot's ``lock_ref`` is the number of leases and transfers that lock it."""
     holders: Counter[Node] = Counter()
     for lease in cache.leases:
         holders.update(lease.nodes[lease.first[group] :])
@@ -55,9 +55,9 @@ def _check_locks(cache: CacheState, nodes: list[Node], group: int) -> None:
     for load in cache.load_back.loads.values():
         holders.update(item.node for item in load.items if item.group == group)
     for node in nodes:
-        lock = node.slot(group).lock
-        assert lock == holders.pop(node, 0), "a page's lock is not the number of its holders"
-    assert not holders, "somebody holds a page that is not in the tree"
+        lock = node.slot(group).lock_ref
+        assert lock == holders.pop(node, 0), "a page's lock_ref is not the number of its holders"
+    assert not holders, "a page that is not in the tree is locked"
 
 
 def _check_device_owners(cache: CacheState, nodes: list[Node], group: int) -> None:
@@ -70,7 +70,7 @@ def _check_device_owners(cache: CacheState, nodes: list[Node], group: int) -> No
     for node in nodes:
         copy = node.slot(group).device
         if copy is not None:
-            assert copy.node is node, "a copy does not know its node"
+            assert copy.node is node, "a copy refers to another node"
             own(copy.page, f"the tree at page {node.depth}")
     for lease in cache.leases:
         for page in [] if lease.closed else lease.own_pages(group):
@@ -88,7 +88,7 @@ def _check_host_owners(cache: CacheState, nodes: list[Node], group: int) -> None
     for node in nodes:
         copy = node.slot(group).host
         if copy is not None:
-            assert copy.node is node, "a copy does not know its node"
+            assert copy.node is node, "a copy refers to another node"
             own(copy.page, f"the tree at page {node.depth}")
     for item in chain(cache.offload.staging_items(), cache.load_back.staging_items()):
         if item.group == group and (item.host.arriving is not None or item.node.slot(group).host is not item.host):
@@ -97,7 +97,7 @@ def _check_host_owners(cache: CacheState, nodes: list[Node], group: int) -> None
 
 
 def _check_queues(cache: CacheState, nodes: list[Node], group: int) -> None:
-    """Evictable is: in the queue. Nobody holds it, it has arrived, and it is not waiting for its reader to end."""
+    """The queues hold exactly the evictable copies: unlocked, arrived, and not evicted already."""
     for name, queue in (("device", cache.pools.device_queue[group]), ("host", cache.pools.host_queue[group])):
         listed = list(queue)
         assert len(listed) == len(queue), f"the {name} queue's length is wrong"
@@ -111,10 +111,10 @@ def _check_queues(cache: CacheState, nodes: list[Node], group: int) -> None:
 
 
 def _is_evictable(slot: Slot, copy: CachedPage) -> bool:
-    if slot.lock or copy.arriving is not None:
-        assert copy.prev is None, "a page that is held or arriving can be evicted"
+    if slot.lock_ref or copy.arriving is not None:
+        assert copy.prev is None, "a page that is locked or arriving is in a queue"
         return False
     if copy.prev is None:
-        assert copy.readers, "a page that nobody holds or reads is in no queue"
+        assert copy.readers, "a page that is neither locked nor read is in no queue"
         return False
     return True

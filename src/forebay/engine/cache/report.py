@@ -1,4 +1,4 @@
-"""What the cache says of itself: counters for /metrics, and the picture for GET /cache. Never a token, only counts."""
+"""The cache's report: counters for /metrics, and the picture for GET /cache. It has counts, never a token."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from forebay.engine.cache.state import CacheState
 __all__ = ["snapshot", "stats"]
 
 _LOOK_AT = 20_000
-"""Nodes that a search for the hottest prefixes looks at: a report must not stop a server with a million pages."""
+"""The most nodes that the search for the hottest prefixes visits, so that a large tree does not stop a server."""
 
 
 def stats(cache: CacheState) -> dict[str, Any]:
     """Counters and gauges; O(groups)."""
     groups = [_group_stats(cache, group) for group in range(len(cache.spec.groups))]
     return {
-        **cache.accounting.as_dict(),
+        **cache.tiers.accounting.as_dict(),
         "nodes": cache.tree.num_nodes,
         "leases": sum(not lease.closed for lease in cache.leases),
         "leases_closing": sum(lease.closed for lease in cache.leases),
         "transfers": {
             "backups": len(cache.offload.backups),
             "backup_pages": cache.offload.backing_up_pages,
-            "disk_writes": len(cache.offload.to_disk.writes),
+            "disk_writes": len(cache.offload.disk_writes.writes),
             "loads": len(cache.load_back.loads),
         },
         "tiers": groups[0],
         "groups": [{"group": group.name, **tiers} for group, tiers in zip(cache.spec.groups, groups)],
         "rates": {
-            "prefill_tokens_per_s": cache.rates.prefill.value,
-            "host_bytes_per_s": cache.rates.host.value,
-            "disk_bytes_per_s": cache.rates.disk.value,
+            "prefill_tokens_per_s": cache.tiers.rates.prefill.value,
+            "host_bytes_per_s": cache.tiers.rates.host.value,
+            "disk_bytes_per_s": cache.tiers.rates.disk.value,
         },
-        "disk": None if cache.store is None else cache.store.state(),
+        "disk": None if cache.tiers.store is None else cache.tiers.store.state(),
     }
 
 
 def _group_stats(cache: CacheState, group: int) -> dict[str, Any]:
     pools = cache.pools
     tiers = {"device": _pool_stats(cache, pools.device[group], pools.device_queue[group])}
-    if not cache.offload.staging:
+    if not cache.offload.is_staging:
         tiers["host"] = _pool_stats(cache, pools.host[group], pools.host_queue[group])
-    if cache.store is not None:
-        page_bytes = cache.store.shapes[group].record_bytes
-        pages = cache.store.num_pages(group)
+    if cache.tiers.store is not None:
+        page_bytes = cache.tiers.store.shapes[group].record_bytes
+        pages = cache.tiers.store.num_pages(group)
         tokens = pages * cache.spec.page_size
-        capacity = cache.config.disk_bytes // page_bytes * cache.spec.page_size
+        capacity = cache.tiers.config.settings.disk_bytes // page_bytes * cache.spec.page_size
         tiers["disk"] = {"tokens": {"stored": tokens}, "capacity_tokens": capacity}
     return tiers
 
 
 def _pool_stats(cache: CacheState, pool: PagePool, queue: EvictionQueue) -> dict[str, Any]:
-    """Tokens by state: ``free``, ``evictable``, ``held`` (by leases and transfers); age of the first to go."""
+    """Tokens by state: ``free``, ``evictable``, ``held`` (locked); and the age of the copy that is evicted next."""
     page_size = cache.spec.page_size
     first = queue.first()
     return {
         "tokens": {
-            "free": pool.free * page_size,
+            "free": pool.num_free * page_size,
             "evictable": len(queue) * page_size,
-            "held": (pool.used - len(queue)) * page_size,
+            "held": (pool.num_used - len(queue)) * page_size,
         },
         "capacity_tokens": pool.size * page_size,
         "oldest_s": None if first is None else cache.pools.now - first.since,
@@ -72,15 +72,15 @@ def _pool_stats(cache: CacheState, pool: PagePool, queue: EvictionQueue) -> dict
 
 
 def snapshot(cache: CacheState, prefixes: int) -> dict[str, Any]:
-    """The tree's size, the hottest prefixes, each tier's state, and what ``stats`` says."""
+    """The tree's size, the hottest prefixes, the policies, and everything in ``stats``."""
     picture = {
         "page_size": cache.spec.page_size,
         "tree": {"pages": cache.tree.num_nodes, "tokens": cache.tree.num_nodes * cache.spec.page_size},
         "hottest_prefixes": _hottest(cache, prefixes),
         "policies": {
-            "write": cache.config.write_policy.value,
-            "eviction": cache.config.eviction.value,
-            "load": cache.config.load.value,
+            "write": cache.tiers.config.settings.write_policy.value,
+            "eviction": cache.tiers.config.settings.eviction.value,
+            "load": cache.tiers.config.settings.load.value,
         },
     }
     numbers = stats(cache)
@@ -89,10 +89,9 @@ def snapshot(cache: CacheState, prefixes: int) -> dict[str, Any]:
 
 
 def _hottest(cache: CacheState, count: int) -> list[dict[str, Any]]:
-    """The most used prefixes: where a path's number of uses falls, the part up to there is one.
+    """The most used prefixes. A prefix ends where the number of uses falls along a path.
 
-    A child is never used more often than its parent, so the search goes from the root to the most used page not seen
-    yet.
+    A child is never used more often than its parent, so the search always goes on at the most used page seen so far.
     """
     order = itertools.count()
     heap: list[tuple[int, int, Node]] = [(0, next(order), cache.tree.root)]
@@ -111,7 +110,7 @@ def _hottest(cache: CacheState, count: int) -> list[dict[str, Any]]:
 
 
 def _describe(cache: CacheState, node: Node) -> dict[str, Any]:
-    """One prefix: how long, how often used, and how much of it is where (its first group's pages)."""
+    """One prefix: its length, its uses, and how many of its tokens are in which tier (by its first layer group)."""
     page_size = cache.spec.page_size
     device = host = 0
     at: Node | None = node

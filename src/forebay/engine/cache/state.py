@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.engine.cache.accounting import Accounting, Rates
-from forebay.engine.cache.config import TierConfig
-from forebay.engine.cache.disk.store import DiskStore
 from forebay.engine.cache.lease import CacheLease
 from forebay.engine.cache.offload.load_back_manager import LoadBackManager
 from forebay.engine.cache.offload.offload_manager import OffloadManager
 from forebay.engine.cache.pools.cache_pools import CachePools
 from forebay.engine.cache.radix.tree import PageTree
+from forebay.engine.cache.tiers import Tiers
 from forebay.kv.spec import KVSpec
 
 __all__ = ["CacheState"]
@@ -19,19 +17,22 @@ __all__ = ["CacheState"]
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """What a ``PrefixCache`` consists of. The parts change; which parts they are does not."""
+    """The parts of a ``PrefixCache``. Their contents change; which objects they are does not."""
 
-    spec: KVSpec
-    config: TierConfig
-    pools: CachePools
+    tiers: Tiers
     offload: OffloadManager
     load_back: LoadBackManager
-    store: DiskStore | None
     leases: set[CacheLease]
-    """Open ones, and closed ones that wait for a transfer."""
-    accounting: Accounting
-    rates: Rates
+    """Open leases, and closed ones that wait for a transfer."""
+
+    @property
+    def spec(self) -> KVSpec:
+        return self.tiers.spec
+
+    @property
+    def pools(self) -> CachePools:
+        return self.tiers.pools
 
     @property
     def tree(self) -> PageTree:
-        return self.pools.tree
+        return self.tiers.pools.tree

@@ -84,7 +84,7 @@ class Scheduler:
 
     def step(self) -> StepOutcome | None:
         """Plan, execute and settle one step; None when nothing could run now."""
-        self._cache.poll()
+        self._cache.process_completions()
         if self._make_room():
             self._admit()
         decoding = sum(s.is_decoding for s in self.running)

@@ -71,7 +71,7 @@ class Sequence:
     @property
     def gate(self) -> Any | None:
         """The transfer its prefix still waits for."""
-        return self.lease.gate if self.lease is not None else None
+        return self.lease.layer_events if self.lease is not None else None
 
     def opened(self, lease: Lease) -> None:
         """Take up a lease: its cached prefix needs no computing."""

@@ -64,7 +64,7 @@ class EngineLoop:
             elif self._scheduler.has_work:
                 wait_s = _STALLED_WAIT_S
             else:
-                self._cache.poll()
+                self._cache.process_completions()
                 wait_s = _TRANSFER_WAIT_S if self._cache.is_busy else _IDLE_WAIT_S
 
     def _publish(self, outcome: StepOutcome) -> None:
@@ -101,10 +101,10 @@ class EngineLoop:
 
     def _call(self, call: RpcRequest) -> dict[str, Any]:
         if call.method == "stats":
-            self._cache.poll()
+            self._cache.process_completions()
             return {"requests": self._gauges(), "cache": self._cache.stats(), "steps": self._steps}
         if call.method == "cache":
-            self._cache.poll()
+            self._cache.process_completions()
             return self._engine.snapshot()
         if call.method == "flush":
             dropped = self._cache.flush(None if call.tier is None else Tier(call.tier))

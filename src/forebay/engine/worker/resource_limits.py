@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from forebay.causes import Cause
-from forebay.engine.cache.config import Eviction, LoadPolicy, TierConfig, WritePolicy
+from forebay.engine.cache.config import TierConfig
 from forebay.engine.events import EventLog
 from forebay.engine.model_executor.load_model import Inspected
 from forebay.engine.worker.start import WorkerStart
@@ -82,18 +81,8 @@ def threads_per_rank(start: WorkerStart) -> int:
 
 
 def tier_config(start: WorkerStart, spec: KVSpec, pages: int, fingerprint: str) -> TierConfig:
-    asked = start.cache
-    return TierConfig(
-        device_pages=(pages,) * len(spec.groups),
-        host_bytes=asked.host_bytes,
-        disk_dir=None if asked.disk_dir is None else Path(asked.disk_dir),
-        disk_bytes=asked.disk_bytes,
-        write_policy=WritePolicy(asked.write_policy),
-        eviction=Eviction(asked.eviction),
-        load=LoadPolicy(asked.load),
-        fingerprint=fingerprint,
-        tp=start.process.tp,
-    )
+    """What the cache of this server is built from."""
+    return TierConfig((pages,) * len(spec.groups), start.cache, fingerprint, start.process.tp)
 
 
 def describe_pools(start: WorkerStart, spec: KVSpec, pages: int) -> dict[str, Any]:

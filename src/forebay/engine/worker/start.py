@@ -6,7 +6,8 @@ import signal
 
 import msgspec
 
-from forebay.engine.config import CacheConfig, ModelConfig, ProcessConfig, SchedulerConfig
+from forebay.engine.cache.config import CacheConfig
+from forebay.engine.config import ModelConfig, ProcessConfig, SchedulerConfig
 from forebay.engine.ipc.sockets import Endpoints
 
 __all__ = ["STOP_SIGNALS", "WorkerStart", "ignore_stop_signals"]

@@ -218,7 +218,7 @@ class TPFollower:
         gates: list[Any] = []
         if plan.gates:
             assert self._transfers is not None, "a step waits for loads without a host region"
-            gates = [self._transfers.gate(gate.load_ids, gate.timeout_s) for gate in plan.gates]
+            gates = [self._transfers.layer_events(gate.load_ids, gate.timeout_s) for gate in plan.gates]
         runner.execute(StepBatch([_sequence(planned) for planned in plan.seqs], gates))
         self._step, self._digest_value = plan.step, self._digest.add(encode(plan))
         self._report()

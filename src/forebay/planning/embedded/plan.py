@@ -185,7 +185,7 @@ def _host(
             region,
             "bytes",
             Provenance.RULE,
-            f"{note} + {embedded.CONTROL_BYTES} B head",
+            f"{note} + {embedded.STATUS_BYTES} B head",
         )
         note = "one copy of every head, shared by all ranks"
         sheet.put("host.distinct_tokens", "distinct tokens on the host", tokens, "tokens", Provenance.RULE, note)

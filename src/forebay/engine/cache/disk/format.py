@@ -5,8 +5,8 @@
     record's header = magic, group, layers, bytes of tokens, bytes of payload, address (16), tokens, checksum of the
                payload, checksum of the header so far; padded with zeros to a multiple of 64
 
-A record is good when its header's checksum is right and the payload is within the file; its payload when its own
-checksum is. So a file cut anywhere loses the record at the cut and no other.
+A record is good when its header's checksum is right and the payload is within the file; a payload is good when its own
+checksum is right. So a file that is cut anywhere loses the record at the cut and those after it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def unpack_segment_header(data: bytes) -> tuple[bytes, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordShape:
-    """What all records of one layer group have in common."""
+    """The sizes that all records of one layer group have in common."""
 
     group: int
     layers: int
@@ -102,7 +102,7 @@ class RecordShape:
 
     @staticmethod
     def group_of(header: bytes) -> int | None:
-        """The group that a record's header names, before anything of it is verified."""
+        """The group in a record's header, before any of it is verified."""
         if len(header) < _RECORD.size:
             return None
         magic, group, *_ = _RECORD.unpack_from(header)

@@ -40,14 +40,14 @@ def segment_number(name: str) -> int | None:
 
 
 class Segment:
-    """A segment file and what is in it.
+    """A segment file and its records.
 
     Args:
         path: the file.
         number: its number; offsets in the index are (number, offset).
         entries: its records; empty for another model's segment.
         end: where the next record goes; for a sealed or foreign one the size of the file.
-        foreign: it belongs to another model (or page shape): never read, first to be evicted.
+        foreign: it belongs to another model (or page shape): never read, evicted first.
     """
 
     __slots__ = ("_file", "end", "entries", "foreign", "last_used", "number", "path")
@@ -100,7 +100,7 @@ class Segment:
         self.entries.extend(entries)
 
     def seal(self) -> None:
-        """Write the index, so that the next start need not look at each record. Raises OSError."""
+        """Write the index, so that the next start does not have to look at each record. Raises OSError."""
         descriptor = self.open()
         try:
             self.end += _write_all(descriptor, [pack_index(self.entries, self.end)], self.end)
@@ -119,9 +119,9 @@ class Segment:
 
 
 def open_segment(path: Path, namespace: bytes, shapes: Mapping[int, RecordShape]) -> Segment | None:
-    """What is in a file found at start; None: it is no segment, or an empty one.
+    """A segment found at start; None: the file is not a segment, or has no record.
 
-    A sealed segment's index is believed if its checksum is right. Otherwise the headers are followed from record to
+    A sealed segment's index is used if its checksum is right. Otherwise the headers are followed from record to
     record up to the first that is not whole; the file is cut there and sealed. Raises OSError when it cannot be read.
     """
     number = segment_number(path.name)

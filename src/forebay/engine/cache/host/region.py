@@ -1,13 +1,13 @@
-"""The host tier's memory: one shared region a node, without a name, so that nothing is left of it whatever dies.
+"""The host tier's memory: one shared region per node, without a name, so that nothing is left of it when processes die.
 
-    [control words, 4096 bytes][pages of group 0][pages of group 1]...
+    [status slots, 4096 bytes][pages of group 0][pages of group 1]...
 
-It is created with O_TMPFILE in /dev/shm (memfd where that is missing): no name ever exists. Other ranks map it through
-the creator's descriptor, inherited or opened as /proc/<pid>/fd/<n>. The memory is returned when the last of them ends.
+It is created with O_TMPFILE in /dev/shm (memfd where that is missing), so it never has a name. Other ranks map it
+through the creator's descriptor, opened as /proc/<pid>/fd/<n>. The memory is freed when the last of them ends.
 
-Its memory is in huge pages where the kernel can: a page of the cache is many short runs, and with 4 KB pages under them
-a transfer waits for address translation more than for bytes. Most systems grant shared memory none by themselves
-(``shmem_enabled`` is ``never``), but give them when asked for one range at a time (MADV_COLLAPSE, Linux 6.1).
+It is in huge pages where the kernel has them: a page of the cache is many short pieces, and in 4 KB memory pages a
+transfer spends more time on address translation than on bytes. Most systems give shared memory no huge pages by default
+(``shmem_enabled`` is ``never``), but do when asked for one range at a time (MADV_COLLAPSE, Linux 6.1).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import numpy.typing as npt
 from forebay.causes import Cause
 from forebay.errors import RefusedError
 from forebay.hostmemory.shm import SHM_FOLDER
-from forebay.kv.pool_sizes import CONTROL_BYTES
+from forebay.kv.pool_sizes import STATUS_BYTES
 from forebay.sizes import format_size
 
-__all__ = ["CONTROL_BYTES", "READ_COMPLETE", "READ_FAILED", "READ_PENDING", "HostRegion", "Progress"]
+__all__ = ["READ_COMPLETE", "READ_FAILED", "READ_PENDING", "STATUS_BYTES", "HostRegion", "Progress"]
 
 Progress = Callable[[int, int, float], None]
-"""(bytes done, bytes in total, bytes a second)"""
+"""(bytes done, bytes in total, bytes per second)"""
 
 READ_PENDING, READ_COMPLETE, READ_FAILED = 0, 1, -1
 
@@ -52,7 +52,8 @@ class HostRegion:
     """A mapping of the node's host pages; ``pages(g)`` is a (pages, page_bytes) array of bytes.
 
     Args:
-        descriptor: an open file at least as large as the layout needs; the region owns it from now on.
+        descriptor: an open file, at least as large as the layout. The region closes it in ``close``; when the
+            constructor fails, the caller does.
         page_counts: pages of each group.
         page_bytes: canonical bytes of each group's page.
     """
@@ -63,11 +64,11 @@ class HostRegion:
         self.page_bytes = tuple(page_bytes)
         self.nbytes = self.size(page_counts, page_bytes)
         self._map, whole = _map(descriptor, self.nbytes)
-        self.control: npt.NDArray[np.int64] = whole[:CONTROL_BYTES].view(np.int64)
-        """How each disk read stands: READ_PENDING, READ_COMPLETE or READ_FAILED."""
+        self.read_status: npt.NDArray[np.int64] = whole[:STATUS_BYTES].view(np.int64)
+        """The status slots, one per disk read: READ_PENDING, READ_COMPLETE or READ_FAILED."""
         self._whole = whole
         self._groups = []
-        start = CONTROL_BYTES
+        start = STATUS_BYTES
         for count, size in zip(page_counts, page_bytes):
             self._groups.append(whole[start : start + count * size].reshape(count, size))
             start += count * size
@@ -75,7 +76,7 @@ class HostRegion:
     @staticmethod
     def size(page_counts: Sequence[int], page_bytes: Sequence[int]) -> int:
         """Bytes of a region with these pages."""
-        return CONTROL_BYTES + sum(count * size for count, size in zip(page_counts, page_bytes))
+        return STATUS_BYTES + sum(count * size for count, size in zip(page_counts, page_bytes))
 
     @classmethod
     def create(cls, page_counts: Sequence[int], page_bytes: Sequence[int], folder: str = SHM_FOLDER) -> HostRegion:
@@ -164,17 +165,17 @@ class HostRegion:
         os.posix_fallocate(self.descriptor, start, stop - start)
 
     def close(self) -> None:
-        """Unmap; views handed out before keep the memory until they are gone."""
+        """Unmap. Views that still exist keep the memory mapped."""
         self._groups = []
-        del self._whole, self.control
-        # While a view is still alive somewhere the mapping stays, and goes with it.
+        del self._whole, self.read_status
+        # While a view exists the mapping stays; it is unmapped with the last view.
         with contextlib.suppress(BufferError):
             self._map.close()
         os.close(self.descriptor)
 
 
 def _map(descriptor: int, nbytes: int) -> tuple[mmap.mmap, npt.NDArray[np.uint8]]:
-    """Map the file on a border of huge pages: (the address space it lies in, its bytes).
+    """Map the file at a multiple of the huge page size: (the reserved address space, the file's bytes).
 
     Raises:
         OSError: no address space.
@@ -182,7 +183,7 @@ def _map(descriptor: int, nbytes: int) -> tuple[mmap.mmap, npt.NDArray[np.uint8]
     """
     if os.fstat(descriptor).st_size < nbytes:
         raise ValueError(f"the file is smaller than the {nbytes} bytes of its layout")
-    # An address space with room to choose from; the file then replaces a part of it, and goes when it is unmapped.
+    # Reserve more address space than needed; the file replaces an aligned part of it and is unmapped with it.
     space = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     memory: npt.NDArray[np.uint8] = np.frombuffer(space, dtype=np.uint8)
     skip = -memory.ctypes.data % _HUGE

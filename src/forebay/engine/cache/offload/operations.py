@@ -1,4 +1,4 @@
-"""Transfers under way, as rank 0 remembers them: which copies they read and fill, and for whom."""
+"""Transfers under way as rank 0 keeps them: which copies they read and fill, and for which leases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["BackupOp", "LoadOp", "PageTransfer", "WriteOp"]
 
 @dataclass(slots=True, eq=False)
 class PageTransfer:
-    """One page of one group. ``host`` is the slot's copy, or a staging page that no slot knows."""
+    """One page of one group. ``host`` is the slot's copy, or a staging page that belongs to no slot."""
 
     group: int
     node: Node
@@ -23,13 +23,14 @@ class PageTransfer:
 
 @dataclass(slots=True, eq=False)
 class BackupOp:
-    """Device -> host. ``held`` are slots it keeps; for an eviction there are none, the device copies have a reader."""
+    """Device -> host. ``held`` are the slots that it locks; for an eviction there are none, the device copies have a
+    reader."""
 
     id: int
     items: list[PageTransfer]
     held: list[tuple[int, list[Node]]]
     leases: list[CacheLease]
-    """Leases whose closing waits for it, so that pages become evictable in their order."""
+    """Leases whose pages stay locked until it ends, so that pages become evictable in their order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,24 +43,25 @@ class WriteOp:
 
 @dataclass(slots=True, eq=False)
 class LoadOp:
-    """Host (or disk, through the host) -> device, all of one lease's pages from that tier. It holds their slots."""
+    """Host -> device, or disk -> host -> device: all pages of one lease from that tier. It locks their slots."""
 
     id: int
     tier: Tier
     items: list[PageTransfer]
     owner: CacheLease | None
-    """The lease it was started for; its closing waits for it. None once that lease has given it up."""
+    """The lease it was started for, whose pages stay locked until it ends. None once that lease has given it up."""
     waiting: list[CacheLease] = field(default_factory=list)
-    """Leases with a gate on it."""
-    read_id: int = -1
+    """Leases whose layer events include it."""
+    prefetch_id: int = -1
     """The disk read, until it has ended."""
-    word: int = -1
-    """Its control word."""
+    status_slot: int = -1
+    """The disk read's status slot."""
     load_ok: bool | None = None
     """How the load has ended; None: it has not."""
     bad: set[int] = field(default_factory=set)
     """Items that could not be read from disk."""
 
     @property
-    def over(self) -> bool:
-        return self.load_ok is not None and self.read_id < 0
+    def is_complete(self) -> bool:
+        """The load and its disk read, if any, have ended."""
+        return self.load_ok is not None and self.prefetch_id < 0

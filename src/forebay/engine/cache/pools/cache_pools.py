@@ -1,7 +1,7 @@
-"""Which pages are where, who holds them, and what goes when room is needed. No transfers, no policy about tiers.
+"""Where pages are, which are locked, and which are evicted. No transfers, no policy about tiers.
 
-A slot (one layer group of one page) is *held* by leases and by transfers that have no lease. While it is held none of
-its copies can go; the moment nobody holds it they all join their pools' eviction queues.
+A slot (one layer group of one page) is locked by leases and by transfers that have no lease. While its ``lock_ref``
+is not 0, none of its copies can be evicted; when it becomes 0, they all enter their pools' eviction queues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CachePools:
     """The tree, and per layer group a device pool and a host pool with their eviction queues.
 
     Args:
-        page_size: tokens a page.
+        page_size: tokens per page.
         device_pages: pages of each group's device pool.
         host_pages: pages of each group's host pool (0: there is no host tier).
         eviction: ``lru``, ``lfu`` or ``cost``.
@@ -41,20 +41,20 @@ class CachePools:
         self.host = [PagePool(n) for n in host_pages]
         self.device_queue: list[EvictionQueue] = [make_queue(eviction, cost) for _ in device_pages]
         self.host_queue: list[EvictionQueue] = [make_queue(eviction, cost) for _ in host_pages]
-        # Theirs are the usual case: one layer group, lru, many pages.
-        self._passes = native_radix() if len(device_pages) == 1 and eviction == "lru" else None
+        # They handle the usual case: one layer group, lru, many pages.
+        self._native = native_radix() if len(device_pages) == 1 and eviction == "lru" else None
         self.now = 0.0
-        """The cache's clock, set by its owner: when copies were last used."""
+        """The current time, set by the cache before each operation: copies are marked with it when they are used."""
 
-    def hold(self, group: int, nodes: Sequence[Node]) -> None:
-        """Keep every copy of these slots where it is."""
-        if self._passes is not None and len(nodes) > FEW_PAGES:
-            self._hold_natively(nodes)
+    def inc_lock_ref(self, group: int, nodes: Sequence[Node]) -> None:
+        """Lock these slots once more: none of their copies can be evicted."""
+        if self._native is not None and len(nodes) > FEW_PAGES:
+            self._inc_natively(nodes)
             return
         slots: Sequence[Slot] = [node.extra[group - 1] for node in nodes] if group else nodes
-        idle = [slot for slot in slots if not slot.lock]
+        idle = [slot for slot in slots if not slot.lock_ref]
         for slot in slots:
-            slot.lock += 1
+            slot.lock_ref += 1
         if not idle:
             return
         queued = [copy for slot in idle if (copy := slot.device) is not None and copy.prev is not None]
@@ -65,15 +65,15 @@ class CachePools:
             if queued:
                 self.host_queue[group].remove_all(queued)
 
-    def release(self, group: int, nodes: Sequence[Node]) -> None:
-        """Undo one ``hold``. ``nodes`` run from the root down; the deepest becomes evictable first."""
-        if self._passes is not None and len(nodes) > FEW_PAGES:
-            self._release_natively(nodes)
+    def dec_lock_ref(self, group: int, nodes: Sequence[Node]) -> None:
+        """Undo one ``inc_lock_ref``. ``nodes`` go from the root down; the deepest becomes evictable first."""
+        if self._native is not None and len(nodes) > FEW_PAGES:
+            self._dec_natively(nodes)
             return
         slots: Sequence[Slot] = [node.extra[group - 1] for node in nodes] if group else nodes
         for slot in slots:
-            slot.lock -= 1
-        idle = [slot for slot in reversed(slots) if not slot.lock]
+            slot.lock_ref -= 1
+        idle = [slot for slot in reversed(slots) if not slot.lock_ref]
         if not idle:
             return
         now = self.now
@@ -96,17 +96,17 @@ class CachePools:
             if slot.device is None and slot.host is None:
                 self.tree.prune(node)
 
-    def _hold_natively(self, nodes: Sequence[Node]) -> None:
-        assert self._passes is not None, "there are no native passes"
-        device, host = self._passes.hold(_listed(nodes), self.host[0].size > 0)
+    def _inc_natively(self, nodes: Sequence[Node]) -> None:
+        assert self._native is not None, "the native functions are not built"
+        device, host = self._native.inc_lock_ref(_listed(nodes), self.host[0].size > 0)
         self._lru(self.device_queue).counted(-device)
         self._lru(self.host_queue).counted(-host)
 
-    def _release_natively(self, nodes: Sequence[Node]) -> None:
-        assert self._passes is not None, "there are no native passes"
+    def _dec_natively(self, nodes: Sequence[Node]) -> None:
+        assert self._native is not None, "the native functions are not built"
         on_device, on_host = self._lru(self.device_queue), self._lru(self.host_queue)
         sentinel = on_host.sentinel if self.host[0].size else None
-        device, host, is_bare = self._passes.release(_listed(nodes), self.now, on_device.sentinel, sentinel)
+        device, host, is_bare = self._native.dec_lock_ref(_listed(nodes), self.now, on_device.sentinel, sentinel)
         on_device.counted(device)
         on_host.counted(host)
         if is_bare:
@@ -115,31 +115,32 @@ class CachePools:
     @staticmethod
     def _lru(queues: list[EvictionQueue]) -> LruQueue:
         (queue,) = queues
-        assert isinstance(queue, LruQueue), "native passes know one kind of queue"
+        assert isinstance(queue, LruQueue), "the native functions handle lru queues only"
         return queue
 
-    def adopt(self, parent: Node, keys: Sequence[bytes], pages: Sequence[int]) -> list[Node]:
-        """New pages in a row under ``parent``, which has no children: held once, on the device.
+    def insert_edge(self, parent: Node, keys: Sequence[bytes], pages: Sequence[int]) -> list[Node]:
+        """Insert a chain of pages under ``parent``, which has no children: locked once, on the device.
+
         One layer group only.
         """
-        run = self.tree.row(parent, keys)
+        edge = self.tree.edge_for(parent, keys)
         nodes: list[Node] = []
         for key, page in zip(keys, pages):
             node = Node(parent, key)
-            node.lock = node.hits = 1
+            node.lock_ref = node.hits = 1
             node.device = CachedPage(node, page)
-            node.run = run
+            node.edge = edge
             parent.children = node
             nodes.append(node)
             parent = node
-        run.nodes += nodes
+        edge.nodes += nodes
         return nodes
 
     def evict(self, group: int, count: int) -> int:
-        """Drop the first in line until ``count`` device pages are free, or one is being read; returns how many went."""
+        """Evict in queue order until ``count`` pages are free, or a copy is being read; returns the number evicted."""
         pool, queue = self.device[group], self.device_queue[group]
         evicted = 0
-        while pool.free < count:
+        while pool.num_free < count:
             copy = queue.first()
             if copy is None or copy.readers:
                 break
@@ -147,16 +148,16 @@ class CachePools:
             node = copy.node
             slot = node.extra[group - 1] if group else node
             slot.device = None
-            pool.give(copy.page)
+            pool.free(copy.page)
             if slot.host is None:
                 self.tree.prune(node)
             evicted += 1
         return evicted
 
     def place_on_device(self, group: int, node: Node, page: int) -> CachedPage:
-        """``page`` becomes the device copy of a held slot that has none."""
+        """``page`` becomes the device copy of a locked slot that has none."""
         slot = node.slot(group)
-        assert slot.lock, "a device copy was placed in a slot that nobody holds"
+        assert slot.lock_ref, "a device copy was placed in an unlocked slot"
         assert slot.device is None, "a slot got a second device copy"
         slot.device = copy = CachedPage(node, page)
         return copy
@@ -169,29 +170,29 @@ class CachePools:
         return copy
 
     def drop_device(self, group: int, copy: CachedPage) -> None:
-        """Forget a device copy and free its page."""
+        """Drop a device copy and free its page."""
         slot = copy.node.slot(group)
         if copy.prev is not None:
             self.device_queue[group].remove(copy)
         slot.device = None
-        self.device[group].give(copy.page)
-        if slot.host is None and not slot.lock:
+        self.device[group].free(copy.page)
+        if slot.host is None and not slot.lock_ref:
             self.tree.prune(copy.node)
 
     def drop_host(self, group: int, copy: CachedPage) -> None:
-        """Forget a host copy and free its page."""
+        """Drop a host copy and free its page."""
         assert not copy.readers, "a host page was freed while a transfer reads it"
         slot = copy.node.slot(group)
         if copy.prev is not None:
             self.host_queue[group].remove(copy)
         slot.host = None
-        self.host[group].give(copy.page)
-        if slot.device is None and not slot.lock:
+        self.host[group].free(copy.page)
+        if slot.device is None and not slot.lock_ref:
             self.tree.prune(copy.node)
 
     def device_room(self, group: int) -> int:
-        """Pages of ``group`` that can be had now: free, or evictable."""
-        return self.device[group].free + len(self.device_queue[group])
+        """Pages of ``group`` that can be allocated now: free, or evictable."""
+        return self.device[group].num_free + len(self.device_queue[group])
 
 
 def _listed(nodes: Sequence[Node]) -> list[Node]:

@@ -1,7 +1,8 @@
-"""Which evictable copy of a pool goes next: by recency, by frequency, or by what recomputing it would cost.
+"""Which evictable copy of a pool is evicted next: by recency, by frequency, or by the cost of recomputing it.
 
-All three rely on one rule of the cache: a lease gives its pages back from the deepest up to the root. So a parent
-always stands behind its children, and the first in line is always a leaf of its tier: no scan, no leaf counting.
+All three rely on one rule of the cache: a lease releases its pages from the deepest up to the root. So in each queue
+a parent is behind its children, and the first copy is always a leaf of its tier: nothing is scanned, no leaves are
+counted.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ __all__ = ["CostQueue", "EvictionQueue", "LfuQueue", "LruQueue", "make_queue"]
 
 
 class EvictionQueue(Protocol):
-    """The evictable copies of one pool, in the order in which they go."""
+    """The evictable copies of one pool, in the order of eviction."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[CachedPage]:
-        """First to go first (for reports and checks)."""
+        """In the order of eviction (for reports and checks)."""
 
     def add(self, copy: CachedPage) -> None:
         """``copy`` became evictable; it was used just now."""
 
     def remove(self, copy: CachedPage) -> None:
-        """``copy`` is held again, or gone."""
+        """``copy`` is locked again, or dropped."""
 
     def add_all(self, copies: list[CachedPage]) -> None:
-        """Add several, the first in line first."""
+        """Add several, the one to be evicted first comes first."""
 
     def remove_all(self, copies: list[CachedPage]) -> None:
         """Remove several."""
 
     def first(self) -> CachedPage | None:
-        """The next to go, left in place."""
+        """The next to be evicted; it stays in the queue."""
 
 
 class _Ring:
@@ -84,11 +85,11 @@ class LruQueue:
 
     @property
     def sentinel(self) -> CachedPage:
-        """Where the native passes append; they report how many with ``counted``."""
+        """The native functions append before it, and report how many with ``counted``."""
         return self._ring.head
 
     def counted(self, more: int) -> None:
-        """So many copies were linked (or, negative, unlinked) by somebody else."""
+        """So many copies were linked (or, if negative, unlinked) by the native functions."""
         self._count += more
 
     def __len__(self) -> int:
@@ -98,7 +99,7 @@ class LruQueue:
         return iter(self._ring)
 
     def add(self, copy: CachedPage) -> None:
-        # _Ring.append, written out: this and remove run for every page of every request.
+        # _Ring.append, inlined: this and ``remove`` run for every page of every request.
         head = self._ring.head
         last = head.prev
         copy.prev = last
@@ -140,7 +141,7 @@ class LruQueue:
 class LfuQueue:
     """Least often used first, and among equals least recently used. Every operation is O(1).
 
-    Uses are counted up to ``MAX_USES``: beyond that a page is simply hot.
+    Uses are counted up to ``MAX_USES``.
     """
 
     MAX_USES = 255
@@ -171,7 +172,7 @@ class LfuQueue:
         _Ring.unlink(copy)
         uses = int(copy.rank)
         ring = self._rings[uses]
-        assert ring is not None, "a copy was listed under a count that has no list"
+        assert ring is not None, "a copy is listed under a count that has no list"
         if ring.head.next is ring.head:
             self._occupied &= ~(1 << uses)
         self._count -= 1
@@ -193,11 +194,11 @@ class LfuQueue:
 
 
 class CostQueue:
-    """Cheapest to lose first: what recomputing would take, times how likely it is asked again. O(log n).
+    """The lowest value first: the cost of recomputing a page times the number of its uses. O(log n).
 
-    The value of a page is ``clock + uses x cost(page number)``. The clock is the value of the last page that went, so
-    that pages once popular and not asked for since are overtaken (the GreedyDual-Size-Frequency rule, Cherkasova 1998).
-    A parent is worth at least what the child that was given back with it is.
+    The value of a page is ``clock + uses x cost(page number)``. The clock is the value of the last evicted page, so
+    pages that were popular once are evicted in the end (the GreedyDual-Size-Frequency rule, Cherkasova 1998). A
+    parent's value is at least that of the child that was released with it.
     """
 
     __slots__ = ("_clock", "_cost", "_heap", "_last", "_live", "_serial")
@@ -258,7 +259,8 @@ class CostQueue:
 
 
 def make_queue(eviction: str, cost: Callable[[int], float]) -> EvictionQueue:
-    """The queue for ``lru``, ``lfu`` or ``cost``; ``cost(page number)`` is seconds to recompute such a page."""
+    """The queue for ``lru``, ``lfu`` or ``cost``; ``cost(page number)`` is the relative cost of recomputing that
+    page."""
     if eviction == "lru":
         return LruQueue()
     if eviction == "lfu":

@@ -1,8 +1,7 @@
-"""The longest usable prefix: which pages are where, where a sequence can start, and what it is worth loading."""
+"""The longest usable prefix: where its pages are, where a sequence can start, and what is worth loading."""
 
 from __future__ import annotations
 
-from forebay.engine.cache.accounting import Rates
 from forebay.engine.cache.config import LoadPolicy
 from forebay.engine.cache.disk.store import DiskStore
 from forebay.engine.cache.interface import Int32Array
@@ -10,36 +9,35 @@ from forebay.engine.cache.prefix_match import DEVICE, DISK, HOST, NOWHERE, Match
 from forebay.engine.cache.radix.native_radix import native_radix
 from forebay.engine.cache.radix.node import Node
 from forebay.engine.cache.radix.page_hash import chain_digest
-from forebay.engine.cache.radix.tree import PageTree, token_bytes
-from forebay.kv.spec import KVSpec
+from forebay.engine.cache.radix.tree import token_bytes
+from forebay.engine.cache.tiers import Tiers
 
 __all__ = ["PrefixMatcher"]
 
 
 class PrefixMatcher:
-    """Finds prefixes in the tree and on disk. It changes nothing; O(prefix)."""
+    """Finds prefixes in the tree and on disk. It changes nothing. O(prefix)."""
 
-    def __init__(
-        self, spec: KVSpec, tree: PageTree, store: DiskStore | None, load: LoadPolicy, rates: Rates, *, has_host: bool
-    ) -> None:
-        self._spec = spec
-        self._tree = tree
-        self._store = store if load is not LoadPolicy.NEVER else None
-        self._has_host = has_host and load is not LoadPolicy.NEVER
+    def __init__(self, tiers: Tiers) -> None:
+        load = tiers.config.settings.load
+        self._spec = tiers.spec
+        self._tree = tiers.pools.tree
+        self._store = tiers.store if load is not LoadPolicy.NEVER else None
+        self._has_host = tiers.has_host and load is not LoadPolicy.NEVER
         self._auto = load is LoadPolicy.AUTO
-        self._rates = rates
-        self._page = spec.page_size
-        self._groups = range(len(spec.groups))
-        self._windows = [group.window for group in spec.groups]
+        self._rates = tiers.rates
+        self._page = tiers.spec.page_size
+        self._groups = range(len(tiers.spec.groups))
+        self._windows = [group.window for group in tiers.spec.groups]
         self._full = [window is None for window in self._windows]
-        self._passes = native_radix()
+        self._native = native_radix()
 
     def first_readable(self, group: int, num_tokens: int) -> int:
         """The first page of ``group`` that the token at position ``num_tokens`` can read."""
         window = self._windows[group]
         return 0 if window is None else max(0, num_tokens - window + 1) // self._page
 
-    def find(self, tokens: Int32Array, *, use_disk: bool = True) -> Match:
+    def match_prefix(self, tokens: Int32Array, *, use_disk: bool = True) -> Match:
         """The prefix of ``tokens`` to start from, at most len(tokens) - 1 tokens."""
         limit = max(0, len(tokens) - 1) // self._page
         data = token_bytes(tokens[: limit * self._page])
@@ -61,8 +59,8 @@ class PrefixMatcher:
         """Fill ``where`` for nodes up to the first that a full group is missing from; returns how many."""
         if len(where) == 1 and self._full[0]:
             places = where[0]
-            passes = self._passes
-            is_here = passes.on_device(path) if passes is not None else all(node.device for node in path)
+            native = self._native
+            is_here = native.on_device(path) if native is not None else all(node.device for node in path)
             if is_here:  # all on the device, as most are
                 places.extend([DEVICE] * len(path))
                 return len(path)

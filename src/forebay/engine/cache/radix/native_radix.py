@@ -1,6 +1,6 @@
-"""The native passes over a prefix's pages (native/native_radix.cpp), where there is a compiler and Python's headers.
+"""Operations on all pages of a prefix in C++ (native/native_radix.cpp), with a compiler and Python's headers.
 
-Without them ``native_radix`` is None and everybody does the same in Python: same results, a few times the time.
+Without them ``native_radix`` returns None, and the same is done in Python: same results, several times the time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["FEW_PAGES", "NativeRadix", "native_radix"]
 _log = logging.getLogger(__name__)
 _SOURCE = Path(__file__).parent / "native" / "native_radix.cpp"
 FEW_PAGES = 8
-"""For so few pages a call is not worth its own cost."""
+"""For so few pages a call costs more than it saves."""
 
 
 class NativeRadix:
-    """Calls of the library at ``path``. One layer group, lists of its nodes from the root down; lru queues."""
+    """The library at ``path``. All functions take nodes of one layer group, from the root down, and lru queues."""
 
     def __init__(self, path: Path) -> None:
-        lib = ctypes.PyDLL(str(path))  # keeps the interpreter's lock: it works on objects
+        lib = ctypes.PyDLL(str(path))  # keeps the interpreter lock: it works on Python objects
 
         def function(name: str, *arguments: object) -> ctypes._FuncPointer:
             pointer = getattr(lib, name)
@@ -34,34 +34,34 @@ class NativeRadix:
             return pointer  # type: ignore[no-any-return]
 
         py, size = ctypes.py_object, ctypes.c_ssize_t
-        function("fb_pages_init", py, py)(Node, CachedPage)
-        self._alike = function("fb_pages_alike", py, py, size, size, size, py)
-        self.on_device = function("fb_pages_on_device", py)
+        function("fb_radix_init", py, py)(Node, CachedPage)
+        self._common_prefix_len = function("fb_radix_common_prefix_len", py, py, size, size, size, py)
+        self.on_device = function("fb_radix_on_device", py)
         """(nodes) -> bool: every one has a device copy."""
-        self.hold = function("fb_pages_hold", py, ctypes.c_int)
-        """(nodes, has_host) -> how many copies left the device's and the host's queue."""
-        self.release = function("fb_pages_release", py, py, py, py)
-        """(nodes, now, the device queue's sentinel, the host queue's or None) -> how many copies joined each, and
-        whether some node is left with neither."""
-        self._use = function("fb_pages_use", py, ctypes.c_void_p)
+        self.inc_lock_ref = function("fb_radix_inc_lock_ref", py, ctypes.c_int)
+        """(nodes, has_host) -> how many copies left the device's queue and the host's queue."""
+        self.dec_lock_ref = function("fb_radix_dec_lock_ref", py, py, py, py)
+        """(nodes, now, the device queue's sentinel, the host queue's or None) -> how many copies entered each queue,
+        and whether a node is left without any copy."""
+        self._fill_table = function("fb_radix_fill_table", py, ctypes.c_void_p)
 
-    def alike(self, run: Edge, data: bytes, start: int, stop: int, step: int) -> int:
-        """How many pages of ``step`` bytes ``run`` and data[start:stop] begin with alike."""
-        return int(self._alike(run.data, data, start, stop, step, run.nodes))
+    def common_prefix_len(self, edge: Edge, data: bytes, start: int, stop: int, step: int) -> int:
+        """How many pages of ``step`` bytes ``edge`` and data[start:stop] have in common from the start."""
+        return int(self._common_prefix_len(edge.data, data, start, stop, step, edge.nodes))
 
-    def use(self, nodes: list[Node], table: Int32Array) -> None:
-        """table[i] = nodes[i]'s device page, which there is; each was used once more."""
-        assert table.flags.c_contiguous, "a page table in pieces"
-        assert len(table) == len(nodes), "a page table of another length"
-        self._use(nodes, table.ctypes.data)
+    def fill_table(self, nodes: list[Node], table: Int32Array) -> None:
+        """table[i] = the device page of nodes[i], each of which has one; counts one more use of each."""
+        assert table.flags.c_contiguous, "a page table that is not contiguous"
+        assert len(table) == len(nodes), "a page table with another length"
+        self._fill_table(nodes, table.ctypes.data)
 
 
 @cache
 def native_radix() -> NativeRadix | None:
-    """The library, built at first use; None: there is no compiler, or it failed."""
+    """The library, built at first use; None: there is no compiler, or the build failed."""
     try:
         path = build_extension(_SOURCE)
         return None if path is None else NativeRadix(path)
     except (BuildError, OSError, TypeError) as error:
-        _log.warning("the cache's tree does without its native passes: %s", error)
+        _log.warning("the cache's radix tree runs in Python, which is slower: %s", error)
         return None

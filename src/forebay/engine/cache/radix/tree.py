@@ -1,6 +1,4 @@
-"""The radix tree over pages. A child's key is its page's token bytes,
-so a step down is one comparison or dict lookup.
-"""
+"""The radix tree over pages. A child's key is its page's token bytes: one comparison or dict lookup per level."""
 
 from __future__ import annotations
 
@@ -16,22 +14,22 @@ __all__ = ["PageTree", "token_bytes"]
 
 
 def token_bytes(tokens: Int32Array) -> bytes:
-    """The tokens as the bytes that keys are cut from (int32, this machine's byte order is little-endian everywhere)."""
+    """The tokens as bytes (int32, little-endian), of which keys are slices."""
     return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
 
 
 class PageTree:
-    """Nodes by prefix. It holds structure only; who may be removed is the cache's decision.
+    """Nodes by prefix. It holds the structure only; the cache decides which nodes are removed.
 
     Args:
-        page_size: tokens a page.
+        page_size: tokens per page.
         num_groups: layer groups of the model.
     """
 
     def __init__(self, page_size: int, num_groups: int = 1) -> None:
         self.key_bytes = 4 * page_size
         self._extra = num_groups - 1
-        self._passes = native_radix()
+        self._native = native_radix()
         self.root = Node(None, b"", self._extra)
         self.num_nodes = 0
 
@@ -54,13 +52,13 @@ class PageTree:
                 node = children.get(data[start : start + step])  # type: ignore[union-attr]
                 if node is None:
                     break
-            run = node.run
-            if run is not None and run.nodes[0] is node:
-                if self._passes is not None:
-                    count = self._passes.alike(run, data, start, end, step)
+            edge = node.edge
+            if edge is not None and edge.nodes[0] is node:
+                if self._native is not None:
+                    count = self._native.common_prefix_len(edge, data, start, end, step)
                 else:
-                    count = _pages_alike(run, data[start:end], step)
-                path += run.nodes[:count]
+                    count = _common_prefix_len(edge, data[start:end], step)
+                path += edge.nodes[:count]
                 node = path[-1]
                 start += count * step
             else:
@@ -90,23 +88,19 @@ class PageTree:
         self.num_nodes += 1
         return node
 
-    def row(self, parent: Node, keys: Sequence[bytes]) -> Edge:
-        """The run that new pages under ``parent``, which has no children, belong to.
-        The caller adds the nodes to it.
-        """
-        run = parent.run
-        if run is None or run.nodes[-1] is not parent:
-            run = Edge(bytearray(), [])
-        run.data += b"".join(keys)
+    def edge_for(self, parent: Node, keys: Sequence[bytes]) -> Edge:
+        """The edge for new pages under ``parent``, which has no children. The caller adds the nodes to it."""
+        edge = parent.edge
+        if edge is None or edge.nodes[-1] is not parent:
+            edge = Edge(bytearray(), [])
+        edge.data += b"".join(keys)
         self.num_nodes += len(keys)
-        return run
+        return edge
 
     def prune(self, node: Node) -> None:
-        """Remove ``node`` if it has neither copies nor children,
-        then its parents for as long as that is true of them.
-        """
+        """Remove ``node`` if it has neither copies nor children, then its parents as long as that is true of them."""
         while node.children is None and not (
-            node.lock or node.device is not None or node.host is not None or (node.extra and node.has_copies())
+            node.lock_ref or node.device is not None or node.host is not None or (node.extra and node.has_copies())
         ):
             parent = node.parent
             if parent is None:
@@ -115,21 +109,21 @@ class PageTree:
             if siblings is node:
                 parent.children = None
             else:
-                assert isinstance(siblings, dict), "a node's parent does not know it"
+                assert isinstance(siblings, dict), "a node is missing from its parent's children"
                 del siblings[node.key]
                 if not siblings:
                     parent.children = None
             node.parent = None
-            run = node.run
-            if run is not None:
-                run.nodes.pop()
-                del run.data[-self.key_bytes :]
-                node.run = None
+            edge = node.edge
+            if edge is not None:
+                edge.nodes.pop()
+                del edge.data[-self.key_bytes :]
+                node.edge = None
             self.num_nodes -= 1
             node = parent
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, parents first. For checks and reports: it is O(tree)."""
+        """Every node except the root, parents first. O(tree), for checks and reports."""
         pending = [self.root]
         while pending:
             children = pending.pop().children
@@ -138,14 +132,14 @@ class PageTree:
             pending.extend(found)
 
 
-def _pages_alike(run: Edge, data: bytes, step: int) -> int:
-    """How many pages of ``run`` ``data`` begins with."""
-    low, high = 0, min(len(run.nodes), len(data) // step)
-    if run.data[: high * step] == data[: high * step]:
+def _common_prefix_len(edge: Edge, data: bytes, step: int) -> int:
+    """How many pages ``edge`` and ``data`` have in common from the start."""
+    low, high = 0, min(len(edge.nodes), len(data) // step)
+    if edge.data[: high * step] == data[: high * step]:
         return high
     while high - low > 1:
         middle = (low + high) // 2
-        if run.data[low * step : middle * step] == data[low * step : middle * step]:
+        if edge.data[low * step : middle * step] == data[low * step : middle * step]:
             low = middle
         else:
             high = middle

@@ -18,7 +18,7 @@ _PROBE_BYTES = 16 * 2**20
 
 
 def measure_host(region: HostRegion) -> float | None:
-    """Bytes a second out of the host region: the best of three copies; None: it has no pages."""
+    """Bytes per second out of the host region: the best of three copies; None: it has no pages."""
     sizes = [pages * size for pages, size in zip(region.page_counts, region.page_bytes)]
     group = max(range(len(sizes)), key=sizes.__getitem__)
     pages = region.pages(group)[: max(1, _PROBE_BYTES // region.page_bytes[group])]
@@ -34,7 +34,7 @@ def measure_host(region: HostRegion) -> float | None:
 
 
 def measure_disk(folder: Path) -> float | None:
-    """Bytes a second of a sequential read in ``folder``, past the page cache where the file system allows; None: it
+    """Bytes per second of a sequential read in ``folder``, past the page cache where the file system allows; None: it
     could not be measured."""
     descriptor = -1
     try:

@@ -1,4 +1,4 @@
-"""Rank 0's hand: sends action records to every rank's transfers and to the disk, and says what is complete."""
+"""Rank 0's executor: sends transfer records to every rank and to the disk threads, and reports which are complete."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["DiskThreads", "RankExecutor", "TransferExecutor"]
 
 
 class TransferExecutor(Protocol):
-    """What the cache needs of the world."""
+    """Carries out the cache's transfers."""
 
     def submit(self, action: Action) -> None:
-        """Start it everywhere; returns at once."""
+        """Start it on every rank; returns at once."""
 
     def completed(self) -> list[Done]:
         """Actions that have ended on every rank since the last call."""
@@ -30,35 +30,44 @@ class TransferExecutor(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Sleep until something has ended, at most ``timeout_s``."""
 
-    def gate(self, ids: tuple[int, ...], timeout_s: float) -> LoadEvents:
-        """This rank's gate over Load records that were submitted."""
+    def layer_events(self, ids: tuple[int, ...], timeout_s: float) -> LoadEvents:
+        """This rank's layer events of LoadBack records that were submitted."""
 
-    def take_word(self) -> int | None:
-        """A free control word for a disk read; None: all are in use."""
+    def acquire_status_slot(self) -> int | None:
+        """A free status slot for a disk read; None: all are in use."""
 
-    def give_word(self, word: int) -> None:
-        """The read that used it is over, on every rank."""
+    def release_status_slot(self, status_slot: int) -> None:
+        """The read that used it has ended on every rank."""
 
 
 class DiskThreads:
-    """Rank 0's reading and writing of the disk store, on a thread each.
+    """Rank 0's reading and writing of the disk store, with a thread for each.
 
     Args:
         store: the files.
         region: where pages are read from and written to.
-        threaded: False: nothing runs until a lane's ``run_one`` is called.
+        threaded: False: nothing runs until a thread's ``run_one`` is called.
+        clock: seconds.
     """
 
-    def __init__(self, store: DiskStore, region: HostRegion, *, threaded: bool = True) -> None:
+    def __init__(
+        self,
+        store: DiskStore,
+        region: HostRegion,
+        *,
+        threaded: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.store = store
         self._region = region
+        self._clock = clock
         self.done: deque[Done] = deque()
         self.some_done = threading.Event()
         self.writes: WorkerThread[DiskWrite] = WorkerThread("disk-write", self._write, threaded=threaded)
         self.reads: WorkerThread[DiskRead] = WorkerThread("disk-read", self._read, threaded=threaded)
 
     def close(self) -> bool:
-        """Finish what is pending and close the store; False: a lane hangs, and the store is left open."""
+        """Finish what is queued and close the store; False: a thread hangs, and the store is left open."""
         if not all([self.writes.close(), self.reads.close()]):
             return False
         self.store.close()
@@ -68,7 +77,7 @@ class DiskThreads:
         return self._region.page(page.group, page.host_page)
 
     def _write(self, action: DiskWrite) -> None:
-        started = time.perf_counter()
+        started = self._clock()
         bad: list[tuple[int, str]]
         try:
             bad = self.store.write(action.pages, [self._page(p) for p in action.pages])
@@ -78,21 +87,21 @@ class DiskThreads:
         self._finish(self._result(action, bad, started))
 
     def _read(self, action: DiskRead) -> None:
-        started = time.perf_counter()
-        control = self._region.control
+        started = self._clock()
+        status = self._region.read_status
         try:
             bad = self.store.read(action.pages, [self._page(p) for p in action.pages])
         except BaseException:
-            control[action.progress] = READ_FAILED
+            status[action.status_slot] = READ_FAILED
             self._finish(Done(action.id, False, bad=tuple((i, "disk_read_error") for i in range(len(action.pages)))))
             raise
-        control[action.progress] = READ_FAILED if bad else READ_COMPLETE
+        status[action.status_slot] = READ_FAILED if bad else READ_COMPLETE
         self._finish(self._result(action, bad, started))
 
     def _result(self, action: DiskWrite | DiskRead, bad: list[tuple[int, str]], started: float) -> Done:
         failed = {i for i, _ in bad}
         moved = sum(self._region.page_bytes[p.group] for i, p in enumerate(action.pages) if i not in failed)
-        return Done(action.id, not bad, moved, time.perf_counter() - started, tuple(bad))
+        return Done(action.id, not bad, moved, self._clock() - started, tuple(bad))
 
     def _finish(self, done: Done) -> None:
         self.done.append(done)
@@ -102,16 +111,17 @@ class DiskThreads:
 class RankExecutor:
     """The executor of a server with any number of ranks.
 
-    Rank 0's transfers and the disk are here; the other ranks get Backup and Load records through ``broadcast``, in
-    order, and ``collect`` brings their results. A record is complete when every rank has reported it.
+    Rank 0's transfers and the disk threads are here. The other ranks get Backup and LoadBack records through
+    ``broadcast``, in order, and ``collect`` returns their results. A record is complete when every rank has reported
+    it.
 
     Args:
         local: rank 0's transfers.
         region: the node's host pages.
-        disk: the disk tier's lanes, if there is one.
+        disk: the disk tier's threads, if there is one.
         ranks: number of ranks.
         broadcast: sends a record to the other ranks; not called with one rank.
-        collect: (rank, result) for each report that has come from another rank; must not block.
+        collect: (rank, result) for each report that has arrived from another rank; must not block.
     """
 
     def __init__(
@@ -133,9 +143,9 @@ class RankExecutor:
         self._reports: dict[int, list[Done]] = {}
         self._reported: dict[int, set[int]] = {}
         self._complete: deque[Done] = deque()
-        self._words = list(range(len(region.control)))
+        self._free_status_slots = list(range(len(region.read_status)))
         if disk is not None:
-            # One event wakes the waiting cache, whoever has finished.
+            # One event wakes the waiting cache, whichever thread has finished.
             disk.some_done = local.some_done
 
     def submit(self, action: Action) -> None:
@@ -144,7 +154,7 @@ class RankExecutor:
             if isinstance(action, DiskWrite):
                 self.disk.writes.put(action)
             else:
-                self._region.control[action.progress] = READ_PENDING
+                self._region.read_status[action.status_slot] = READ_PENDING
                 self.disk.reads.put(action)
             return
         if self._broadcast is not None and self._ranks > 1:
@@ -181,20 +191,20 @@ class RankExecutor:
     def wait(self, timeout_s: float) -> None:
         self.local.some_done.wait(timeout_s)
 
-    def gate(self, ids: tuple[int, ...], timeout_s: float) -> LoadEvents:
-        return self.local.gate(ids, timeout_s)
+    def layer_events(self, ids: tuple[int, ...], timeout_s: float) -> LoadEvents:
+        return self.local.layer_events(ids, timeout_s)
 
-    def take_word(self) -> int | None:
-        return self._words.pop() if self._words else None
+    def acquire_status_slot(self) -> int | None:
+        return self._free_status_slots.pop() if self._free_status_slots else None
 
-    def give_word(self, word: int) -> None:
-        self._words.append(word)
+    def release_status_slot(self, status_slot: int) -> None:
+        self._free_status_slots.append(status_slot)
 
     def digest(self) -> tuple[int, int]:
-        """(records, hash) of what was decided; a rank whose transfers say otherwise is out of step."""
+        """(number of records, hash) of what was issued; another rank's transfers must say the same."""
         return self.local.digest()
 
     def close(self) -> bool:
-        """Finish what is pending; False: a transfer hangs, and pools and region must stay mapped."""
+        """Finish what is queued; False: a transfer hangs, and pools and region must stay mapped."""
         ended = self.local.close()
         return (self.disk is None or self.disk.close()) and ended

@@ -1,16 +1,16 @@
-"""How a step waits for pages that are still arriving, layer by layer (the LayerGate of runtime/step.py)."""
+"""How a step waits, layer by layer, for pages that are still arriving (``LayerEvents`` of model_executor/step.py)."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = ["LayerDoneCounter", "LoadEvents"]
 
 
 class LayerDoneCounter:
-    """How far one Load has come on one rank. The transfer thread advances it, the step waits for it."""
+    """How many layers of one load have arrived on one rank. The transfer thread advances it, the step waits for it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -24,7 +24,7 @@ class LayerDoneCounter:
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """It will not arrive."""
+        """The rest will not arrive."""
         with self._changed:
             self._failed = True
             self._changed.notify_all()
@@ -41,31 +41,39 @@ class LayerDoneCounter:
 
 
 class LoadEvents:
-    """All loads that a lease's pages come from.
+    """The layers of all loads that a lease's pages come from.
 
     Args:
-        ids: the Load records' ids, by which other ranks make their own gate.
+        ids: the LoadBack records' ids, by which other ranks make their own events.
         loads: this rank's progress of each.
-        timeout_s: waiting allowed over all layers together; then the gate fails for good.
+        timeout_s: waiting allowed over all layers together; after that the loads count as failed.
+        clock: seconds.
     """
 
-    def __init__(self, ids: tuple[int, ...], loads: Sequence[LayerDoneCounter], timeout_s: float) -> None:
+    def __init__(
+        self,
+        ids: tuple[int, ...],
+        loads: Sequence[LayerDoneCounter],
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.ids = ids
         self.timeout_s = timeout_s
         self._loads = loads
+        self._clock = clock
         self._left_s = timeout_s
         self.failed = False
         self.waited_s = 0.0
-        """Time the step stood still."""
+        """Time for which steps waited here."""
 
     def wait_layer(self, layer: int) -> bool:
-        """Block until ``layer`` (the model's numbering) has arrived; False when the transfer failed or is too slow."""
+        """Block until ``layer`` (the model's numbering) has arrived; False when a load failed or is too slow."""
         if self.failed:
             return False
         for load in self._loads:
-            started = time.monotonic()
+            started = self._clock()
             arrived = load.wait(layer, self._left_s)
-            took = time.monotonic() - started
+            took = self._clock() - started
             self.waited_s += took
             self._left_s = max(0.0, self._left_s - took)
             if not arrived:

@@ -1,4 +1,4 @@
-"""A lane: one thread that carries out actions in order, beside compute."""
+"""One thread that carries out actions in order, beside compute."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class WorkerThread(Generic[A]):
 
     Args:
         name: for the thread and the log.
-        work: carries out one action; called on the lane's thread.
-        threaded: False: nothing runs until ``run_one`` is called (tests decide the order of events that way).
+        work: carries out one action; called on the thread.
+        threaded: False: nothing runs until ``run_one`` is called (so that tests decide the order of events).
     """
 
     def __init__(self, name: str, work: Callable[[A], None], *, threaded: bool = True) -> None:
@@ -35,7 +35,7 @@ class WorkerThread(Generic[A]):
             self._thread.start()
 
     def put(self, action: A) -> None:
-        """Add an action; returns at once."""
+        """Queue an action; returns at once."""
         with self._wake:
             self._pending.append(action)
             self._wake.notify()
@@ -54,7 +54,7 @@ class WorkerThread(Generic[A]):
         return True
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Finish what is pending and end the thread; False: it is still busy after ``timeout_s``."""
+        """Finish what is queued and end the thread; False: it is still busy after ``timeout_s``."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -73,5 +73,5 @@ class WorkerThread(Generic[A]):
             try:
                 self.run_one()
             except Exception:
-                # A lane that died would leave pages in flight for ever; the log has the bug.
-                log.exception("the %s lane could not carry out an action", self._name)
+                # If the thread ended here, pages would stay locked for ever; the log shows the bug.
+                log.exception("the %s thread could not carry out an action", self._name)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from cache_world import FULL, World, disk_config, tokens
+from cache_world import FULL, World, disk_config, tier_config, tokens
 
-from forebay.engine.cache.config import TierConfig
 from forebay.engine.cache.interface import Tier
 from forebay.engine.cache.transfer.layer_events import LayerDoneCounter, LoadEvents
 
@@ -25,18 +24,18 @@ def test_the_first_layer_can_be_used_while_the_last_is_still_coming() -> None:
             if layers_begun == 3:
                 assert go_on.wait(30)
 
-    config = TierConfig(device_pages=(16,), host_bytes=32 * FULL.page_bytes(0))
+    config = tier_config(device_pages=(16,), host_bytes=32 * FULL.page_bytes(0))
     world = World(FULL, config, threaded=True, before=before)
     world.run(A)
     world.cache.flush(Tier.DEVICE)
     lease = world.cache.open(A)
     assert lease is not None
-    assert lease.gate.wait_layer(0)
-    assert lease.gate.wait_layer(1)
-    world.cache.poll()
-    assert lease.gate is not None, "the load was over before its last layer"
+    assert lease.layer_events.wait_layer(0)
+    assert lease.layer_events.wait_layer(1)
+    world.cache.process_completions()
+    assert lease.layer_events is not None, "the load was over before its last layer"
     go_on.set()
-    assert lease.gate.wait_layer(2)
+    assert lease.layer_events.wait_layer(2)
     world.verify(lease, A)
     world.cache.close(lease)
     world.close()
@@ -44,7 +43,7 @@ def test_the_first_layer_can_be_used_while_the_last_is_still_coming() -> None:
 
 def test_a_load_that_is_too_slow_is_recomputed_and_its_pages_stay_untouchable_until_it_ends() -> None:
     go_on = threading.Event()
-    config = TierConfig(device_pages=(16,), host_bytes=32 * FULL.page_bytes(0), load_timeout_s=0.05)
+    config = tier_config(device_pages=(16,), host_bytes=32 * FULL.page_bytes(0), load_timeout_s=0.05)
     world = World(
         FULL, config, threaded=True, before=lambda point: None if point != "load" else (go_on.wait(30), None)[1]
     )
@@ -52,7 +51,7 @@ def test_a_load_that_is_too_slow_is_recomputed_and_its_pages_stay_untouchable_un
     world.cache.flush(Tier.DEVICE)
     lease = world.cache.open(A)
     assert lease is not None
-    assert not lease.gate.wait_layer(0)
+    assert not lease.layer_events.wait_layer(0)
     assert world.cache.fail_load(lease) == 0
     assert lease.cached.total == 0
     assert world.cache.extend(lease, 13)
@@ -61,7 +60,7 @@ def test_a_load_that_is_too_slow_is_recomputed_and_its_pages_stay_untouchable_un
     world.cache.check()
     assert len(world.cache.load_back.loads) == 1
     go_on.set()
-    assert world.cache.settle(30)
+    assert world.cache.drain(30)
     world.verify(lease, A)
     world.cache.close(lease)
     world.cache.check()
@@ -69,16 +68,16 @@ def test_a_load_that_is_too_slow_is_recomputed_and_its_pages_stay_untouchable_un
     world.close()
 
 
-def test_a_gate_adds_up_its_waiting_over_all_layers() -> None:
+def test_layer_events_add_up_the_waiting_over_all_layers() -> None:
     slow = LayerDoneCounter()
     slow.advance(2)
-    gate = LoadEvents((1,), [slow], timeout_s=0.01)
-    assert gate.wait_layer(0)
-    assert gate.wait_layer(1)
-    assert not gate.wait_layer(2)
+    events = LoadEvents((1,), [slow], timeout_s=0.01)
+    assert events.wait_layer(0)
+    assert events.wait_layer(1)
+    assert not events.wait_layer(2)
     # It has failed for good, also for layers that are there.
-    assert not gate.wait_layer(0)
-    assert gate.waited_s > 0
+    assert not events.wait_layer(0)
+    assert events.waited_s > 0
 
 
 def test_a_bad_page_on_disk_is_recomputed_and_counted(tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_failed_transfers_cost_time_and_never_a_page() -> None:
             faults[point] -= 1
             raise OSError("injected")
 
-    config = TierConfig(device_pages=(16,), host_bytes=32 * FULL.page_bytes(0))
+    config = tier_config(device_pages=(16,), host_bytes=32 * FULL.page_bytes(0))
     world = World(FULL, config, before=before)
     world.run(A)
     assert world.cache.stats()["drops"] == {"backup_failed": 3}
