@@ -150,7 +150,7 @@ def test_the_operator_and_the_workloads_import_without_torch_or_any_engine_packa
     ]
     script = f"""
 import importlib, sys
-blocked = {{"torch", "transformers", "safetensors", "tokenizers", "gguf", "jinja2", "fastapi", "uvicorn"}}
+blocked = {{"torch", "transformers", "safetensors", "tokenizers", "gguf", "jinja2", "starlette", "uvicorn"}}
 blocked |= {{"zmq", "prometheus_client"}}
 class Block:
     def find_spec(self, name, path=None, target=None):

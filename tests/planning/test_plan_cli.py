@@ -164,7 +164,7 @@ def test_planning_imports_no_torch_and_nothing_slow() -> None:
         "sys.argv = ['forebay', 'plan', 'kimi-k2.5', '--server', 'sglang', '--tp', '8', '--host-memory', '449GB']\n"
         "from forebay.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'aiohttp', 'fastapi', 'safetensors', 'gguf'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'aiohttp', 'starlette', 'safetensors', 'gguf'} & set(sys.modules)\n"
         "print('heavy:', sorted(heavy))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -12,7 +12,7 @@ from forebay.errors import UsageError
 
 __all__ = ["command"]
 
-_ENGINE_PACKAGES = ("torch", "fastapi", "uvicorn", "uvloop", "zmq", "tokenizers", "prometheus_client", "jinja2")
+_ENGINE_PACKAGES = ("torch", "starlette", "uvicorn", "uvloop", "zmq", "tokenizers", "prometheus_client", "jinja2")
 
 
 @click.command(

@@ -114,6 +114,18 @@ _log_format_option = click.option(
     "--drain-seconds", default=_PROCESS.drain_s, show_default=True, help="SIGTERM waits so long for requests."
 )
 @click.option(
+    "--max-connections",
+    default=_HTTP.max_connections,
+    show_default=True,
+    help="Connections at once; one more gets 503. Fewer where `ulimit -n` allows no more.",
+)
+@click.option(
+    "--client-timeout",
+    default=_HTTP.client_timeout_s,
+    show_default=True,
+    help="Seconds a client may take to send a request's head, or leave a part of its answer unread.",
+)
+@click.option(
     "--rank-timeout",
     default=_PROCESS.rank_timeout_s,
     show_default=True,
@@ -178,12 +190,14 @@ def _config(given: dict[str, Any]) -> EngineConfig:
             port=given["port"],
             api_key=given["api_key"],
             served_model_name=given["served_model_name"],
+            max_connections=given["max_connections"],
+            client_timeout_s=given["client_timeout"],
         ),
     ).check()
 
 
 def _serve(config: EngineConfig) -> int:
-    from forebay.engine.api.listener import open_listener
+    from forebay.engine.api.http.listener import open_listener
 
     listener = open_listener(config.http.host, config.http.port)
 
@@ -197,12 +211,12 @@ def _serve(config: EngineConfig) -> int:
     log = EventLog(config.process.log_format)
     endpoints = Endpoints.create()
     try:
-        link = EngineClient(endpoints)
+        engine = EngineClient(endpoints)
         workers = WorkerGroup(config, endpoints, _available_bytes())
         workers.spawn(0)
         from forebay.engine.api.api_server import run_server
 
-        return run_server(config, listener, link, workers, endpoints, log, _STARTED_AT)
+        return run_server(config, listener, engine, workers, endpoints, log, _STARTED_AT)
     finally:
         endpoints.remove()
 

@@ -62,13 +62,17 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The front's own settings."""
+    """The API server's own settings."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
     served_model_name: str | None = None
     """The name clients use; None: MODEL as given."""
+    max_connections: int = 4096
+    """Connections at once; fewer where the process may not open as many files."""
+    client_timeout_s: float = 30.0
+    """How long a client may take to send a request's head, or leave a part of its answer unread."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +101,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _at_least("--tp", self.process.tp, 1)
         _at_least("--drain-seconds", self.process.drain_s, 0)
         _at_least("--rank-timeout", self.process.rank_timeout_s, 1)
+        _at_least("--max-connections", self.http.max_connections, 1)
+        _at_least("--client-timeout", self.http.client_timeout_s, 1)
         if self.model.threads is not None:
             _at_least("--threads", self.model.threads, 1)
         if self.model.context_length is not None:

@@ -46,6 +46,9 @@ class ServerProcess:
 
     def __init__(self, model: str, log: Path, *options: str, wait: bool = True, tmp: Path | None = None) -> None:
         self.log = log
+        self.model_name = (
+            options[options.index("--served-model-name") + 1] if "--served-model-name" in options else model
+        )
         command = [sys.executable, "-m", "forebay.engine", model, "--port", "0", "--device-cache", "64MB", *options]
         environment = os.environ | ({} if tmp is None else {"TMPDIR": str(tmp)})
         with log.open("wb") as out:
@@ -127,3 +130,10 @@ def left_behind(private_tmp: Path) -> list[str]:
     """
     named = [path for path in Path("/dev/shm").glob("*forebay*") if not path.name.startswith("forebay-test-")]
     return [str(path) for path in [*private_tmp.glob("forebay-ipc-*"), *named]]
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024

@@ -78,6 +78,33 @@ def test_it_says_how_far_it_is_then_limits_its_queue_then_drains(
     assert not left_behind(private_tmp)
 
 
+def slow_to_tokenize(server: ServerProcess, answers: list[Answer]) -> threading.Thread:
+    """A request whose text takes seconds to tokenize, begun; the server has accepted its body."""
+    body = {"model": server.model_name, "prompt": "the water basin wheel " * 400_000, "max_tokens": 1}
+    thread = in_background(server, body, answers)
+    server.wait_until(lambda: server.get("/status").json()["http_requests"] == 1, "the request is accepted")
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("drain_s", "status", "code"), [(60, 400, "context_length_exceeded"), (0, 503, "shutting_down")]
+)
+def test_a_request_that_is_still_tokenized_at_sigterm_gets_its_answer_or_a_503(
+    drain_s: int, status: int, code: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    server = ServerProcess(str(tiny_folder), tmp_path / "log", "--drain-seconds", str(drain_s))
+    try:
+        answers: list[Answer] = []
+        thread = slow_to_tokenize(server, answers)
+        server.process.send_signal(signal.SIGTERM)
+        thread.join()
+        assert [(answer.status, answer.json()["error"]["code"]) for answer in answers] == [(status, code)]
+        assert server.process.wait(30) == 0
+        assert " ERROR " not in server.text()
+    finally:
+        server.kill()
+
+
 def test_a_second_signal_ends_it_at_once(smollm2: Path, tmp_path: Path) -> None:
     server = ServerProcess(str(smollm2), tmp_path / "log", "--served-model-name", "smollm2")
     try:
@@ -244,7 +271,6 @@ import os, signal, subprocess, sys
 from forebay.engine.api.worker_processes import WorkerGroup
 from forebay.engine.config import EngineConfig, ModelConfig
 from forebay.engine.ipc.sockets import Endpoints
-from forebay.engine.worker.start import HostSpec
 
 WORKER = '''
 import sys, time
@@ -267,7 +293,7 @@ class Interrupted(subprocess.Popen):
         assert seen == [], "handled before the process exists"
 
 subprocess.Popen = Interrupted
-group = WorkerGroup(EngineConfig(model=ModelConfig(model="x")), Endpoints("/nowhere"), HostSpec())
+group = WorkerGroup(EngineConfig(model=ModelConfig(model="x")), Endpoints("/nowhere"), None)
 group.spawn(0)
 print(sorted(seen), flush=True)
 group.end(30)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +178,25 @@ def test_no_503_says_ok(stage: str, progress: float | None) -> None:
             assert status == 503
             assert "ok" not in json.dumps(body, ensure_ascii=False).lower()
             assert "ok" not in state.refusal().lower()
+
+
+def test_a_long_text_is_encoded_beside_other_threads(smollm2: Path) -> None:
+    """Whoever holds the GIL while it encodes keeps every stream of the server waiting."""
+    codec, text = ModelTokenizer(smollm2), "water basin wheel " * 200_000
+    ticks: list[float] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            ticks.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    began = time.perf_counter()
+    codec.encode(text, add_special_tokens=False)
+    ended = time.perf_counter()
+    done.set()
+    thread.join()
+    times = [began, *(at for at in ticks if began < at < ended), ended]
+    longest = max(later - earlier for earlier, later in itertools.pairwise(times))
+    assert longest < (ended - began) / 2

@@ -1,23 +1,23 @@
-"""The front process: opens the port, starts the ranks, serves, and sees to it that everything ends together."""
+"""The API server's process: serves the open port, starts the ranks, and ends everything together."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 
-import uvicorn
 import uvloop
 
 from forebay.causes import Cause
 from forebay.engine.api.app import build_app
 from forebay.engine.api.engine_client import EngineClient
 from forebay.engine.api.errors import ApiError, unavailable
+from forebay.engine.api.http.limits import raise_open_files
+from forebay.engine.api.http.server import HttpServer
 from forebay.engine.api.server_state import Phase, ServerState
 from forebay.engine.api.service import ModelTextAssets, Service
 from forebay.engine.api.worker_processes import WorkerGroup, describe_exit
@@ -41,15 +41,7 @@ __all__ = ["run_server"]
 _TICK_S = 1.0
 _END_GRACE_S = 5.0
 _LAST_WORDS_S = 1.0
-"""A process's last message may reach us after the news of its end."""
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handling and its ten wake-ups a second: we decide when it ends."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+"""A process's last message may arrive after its end is noticed."""
 
 
 class ApiServer:
@@ -58,7 +50,7 @@ class ApiServer:
     Args:
         config: what was asked for.
         listener: a listening socket.
-        link: bound already.
+        engine: bound already.
         workers: rank 0 is running already.
         endpoints: the sockets' folder.
         log: events.
@@ -69,7 +61,7 @@ class ApiServer:
         self,
         config: EngineConfig,
         listener: socket.socket,
-        link: EngineClient,
+        engine: EngineClient,
         workers: WorkerGroup,
         endpoints: Endpoints,
         log: EventLog,
@@ -81,8 +73,9 @@ class ApiServer:
         self._endpoints = endpoints
         self._log = log
         self._state = ServerState(started_at)
-        self._link = link
-        self._service = Service(config, self._state, self._link)
+        self._engine = engine
+        self._service = Service(config, self._state, engine)
+        self._http = HttpServer(build_app(self._service), self._service.connection_limits, self._on_signal)
         self._ready_ranks: set[int] = set()
         self._end: asyncio.Future[int] | None = None
         self._hurry = asyncio.Event()
@@ -90,36 +83,22 @@ class ApiServer:
 
     async def run(self) -> int:
         """Serve until the end; returns the exit code."""
-        loop = asyncio.get_running_loop()
-        self._end = loop.create_future()
-        for number, code in ((signal.SIGTERM, ExitCode.DONE), (signal.SIGINT, ExitCode.INTERRUPTED)):
-            loop.add_signal_handler(number, self._on_signal, number, code)
-        http = _Uvicorn(
-            uvicorn.Config(
-                build_app(self._service),
-                http="httptools",
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=2,
-                server_header=False,
-            )
-        )
-        http.config.load()
-        http.lifespan = http.config.lifespan_class(http.config)
-        await http.startup(sockets=[self._listener])
+        self._end = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(self._http.serve([self._listener]))
         host, port = self._listener.getsockname()[:2]
         self._log.info("listening", host=host, port=port, model=self._config.served_name)
-        self._link.start(self._on_message)
+        self._background(self._engine.receive(self._on_message))
+        self._background(self._watch_for_hung_ranks())
         self._watch_workers()
-        ticker = asyncio.create_task(self._tick(http))
         exit_code = await self._end
-        ticker.cancel()
-        await self._shut_down(http, exit_code)
+        await self._shut_down(exit_code)
+        self._http.should_exit = True
+        await serving
+        self._log.info("ended", exit=exit_code)
         return exit_code
 
     def _watch_workers(self) -> None:
-        """Hear of the end of every process started so far."""
+        """Have ``_on_exit`` called at the end of every process started so far."""
         loop = asyncio.get_running_loop()
 
         def on_exit(rank: int, returncode: int) -> None:
@@ -131,19 +110,15 @@ class ApiServer:
         if self._end is not None and not self._end.done():
             self._end.set_result(int(code))
 
-    def _on_signal(self, number: int, code: ExitCode) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
+        """Drain and end; a second signal, or one before the server is ready, ends it without waiting."""
         if self._state.phase is Phase.DRAINING or not self._state.is_ready:
             self._hurry.set()
-        self._log.info("stopping", signal=signal.Signals(number).name, live=self._service.num_live)
-        self._finish(code)
+        self._log.info("stopping", signal=number.name, live=self._service.num_requests)
+        self._finish(ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.DONE)
 
-    async def _tick(self, http: uvicorn.Server) -> None:
-        """Once a second: uvicorn's date header, messages whose edge was missed, hung ranks."""
-        count = 0
+    async def _watch_for_hung_ranks(self) -> None:
         while True:
-            await http.on_tick(count * 10)
-            count += 1
-            self._link.receive()
             hung = self._workers.hung_rank()
             if hung is not None:
                 timeout = self._config.process.rank_timeout_s
@@ -248,7 +223,6 @@ class ApiServer:
         reason = f"the process of rank {rank} {describe_exit(returncode)}"
 
         def conclude() -> None:
-            self._link.receive()
             self._die(reason, rank, ExitCode.DEAD, Cause.WORKER_KILLED)
 
         if self._end is None or self._end.done():
@@ -269,38 +243,36 @@ class ApiServer:
         self._hurry.set()
         self._finish(exit_code)
 
-    async def _shut_down(self, http: uvicorn.Server, code: int) -> None:
-        """Drain (unless in a hurry), end the ranks, close the port."""
+    async def _shut_down(self, code: int) -> None:
+        """Drain (unless in a hurry), answer what is left with an error, end the ranks."""
         was_dead = self._state.phase is Phase.DEAD
-        if not was_dead:
+        if was_dead:
+            self._service.close(ApiError("The server's engine died.", status=500, code="engine_dead"))
+        else:
             self._state.phase = Phase.DRAINING
             await self._drain()
-        if was_dead:
-            self._service.fail_all(ApiError("The server's engine died.", status=500, code="engine_dead"))
-        else:
-            self._service.fail_all(unavailable(self._state.refusal(), "shutting_down"))
-        self._link.stop()
+            self._service.close(unavailable(self._state.refusal(), "shutting_down"))
+        self._engine.stop()
         grace_s = 0.0 if was_dead or self._hurry.is_set() else _END_GRACE_S
         await asyncio.get_running_loop().run_in_executor(None, self._workers.end, grace_s)
-        await http.shutdown(sockets=[self._listener])
         for task in self._tasks:
             task.cancel()
-        self._link.close()
+        self._engine.close()
         self._endpoints.remove()
         self._service.threads.shutdown(wait=False, cancel_futures=True)
-        self._log.info("ended", exit=code)
 
     async def _drain(self) -> None:
-        """Until nothing is live, --drain-seconds have passed, or a second signal came."""
-        deadline = time.monotonic() + self._config.process.drain_s
-        while self._service.num_live and time.monotonic() < deadline and not self._hurry.is_set():
-            await asyncio.sleep(0.05)
+        """Until every request has its answer, --drain-seconds have passed, or a second signal came."""
+        waits = [asyncio.create_task(self._service.wait_until_idle()), asyncio.create_task(self._hurry.wait())]
+        await asyncio.wait(waits, timeout=self._config.process.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
 
 def run_server(
     config: EngineConfig,
     listener: socket.socket,
-    link: EngineClient,
+    engine: EngineClient,
     workers: WorkerGroup,
     endpoints: Endpoints,
     log: EventLog,
@@ -312,9 +284,10 @@ def run_server(
     this module's imports run.
     """
     bridge_logging(log)
+    raise_open_files()
 
     async def serve() -> int:
-        return await ApiServer(config, listener, link, workers, endpoints, log, started_at).run()
+        return await ApiServer(config, listener, engine, workers, endpoints, log, started_at).run()
 
     exit_code: int = uvloop.run(serve())
     return exit_code

@@ -1,4 +1,4 @@
-"""The front's end of the sockets: messages from the ranks to callbacks, requests to rank 0."""
+"""The API server's end of the sockets: messages from the ranks to a callback, requests to rank 0."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import zmq
+import zmq.asyncio
 
 from forebay.engine.api.errors import ApiError
 from forebay.engine.ipc.messages import Abort, RpcRequest, RpcResponse, Stop, Submit, WorkerMessage
-from forebay.engine.ipc.sockets import Endpoints, Inbox, Outbox
+from forebay.engine.ipc.sockets import Endpoints, Outbox
 
 __all__ = ["EngineClient"]
 
 
 class EngineClient:
-    """Bound before any rank starts, so that no rank speaks to nobody; used on the event loop.
+    """Bound before any rank starts, so that no message is lost; used on the event loop.
 
     Args:
         endpoints: where to bind.
@@ -25,26 +27,23 @@ class EngineClient:
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox: Inbox[WorkerMessage] = Inbox(self._context, endpoints.to_front, WorkerMessage, bind=True)
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.bind(endpoints.to_front)
+        self._decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
         self._outbox = Outbox(self._context, endpoints.to_rank0, bind=True)
-        self._on_message: Callable[[WorkerMessage], None] = lambda message: None
         self._call_ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
-    def start(self, on_message: Callable[[WorkerMessage], None]) -> None:
-        """Receive from now on; ``on_message`` gets every message but replies to calls, in order."""
-        self._on_message = on_message
-        asyncio.get_running_loop().add_reader(self._inbox.fileno(), self.receive)
-
-    def receive(self) -> None:
-        """Take all messages there are. Besides the loop, a slow timer calls this:
-        a socket's descriptor only signals edges.
-        """
-        for message in self._inbox.drain():
-            if isinstance(message, RpcResponse):
-                self._answer(message)
-            else:
-                self._on_message(message)
+    async def receive(self, on_message: Callable[[WorkerMessage], None]) -> None:
+        """Receive until cancelled; ``on_message`` gets every message but replies to calls, in order."""
+        with zmq.asyncio.Socket.from_socket(self._inbox) as inbox:
+            while True:
+                message = self._decoder.decode(await inbox.recv())
+                if isinstance(message, RpcResponse):
+                    self._answer(message)
+                else:
+                    on_message(message)
 
     def submit(self, sequences: list[Submit]) -> None:
         """Hand sequences to the scheduler."""
@@ -79,8 +78,7 @@ class EngineClient:
 
     def close(self) -> None:
         """Close the sockets."""
-        asyncio.get_running_loop().remove_reader(self._inbox.fileno())
-        self._inbox.close()
+        self._inbox.close(linger=0)
         self._outbox.close()
         self._context.destroy(linger=0)
 

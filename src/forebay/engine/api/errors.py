@@ -11,7 +11,9 @@ _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
+    431: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable",
 }
@@ -26,6 +28,7 @@ class ApiError(Exception):
         param: the request's field at fault.
         code: a stable word for programs.
         retry_after_s: sent as Retry-After.
+        closes: the connection cannot be used for another request.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        closes: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -43,6 +47,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.closes = closes
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
@@ -54,6 +59,8 @@ class ApiError(Exception):
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
+        if self.closes:
+            headers["connection"] = "close"
         return headers
 
 

@@ -1,4 +1,4 @@
-"""What the front does between HTTP and the engine: takes requests in, hands tokens out, counts."""
+"""Between HTTP and the engine: takes requests in, hands tokens out, counts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import msgspec
 from forebay.engine.api.engine_client import EngineClient
 from forebay.engine.api.errors import ApiError, overloaded, unavailable
 from forebay.engine.api.generation import Choice, Generation
+from forebay.engine.api.http.limits import ConnectionLimits, connections_that_fit
 from forebay.engine.api.metrics import ServerMetrics
 from forebay.engine.api.openai.requests import GenerationRequest, ModelLimits
 from forebay.engine.api.server_state import ServerState
@@ -32,7 +33,7 @@ _MOST_RETRY_AFTER_S = 60
 
 
 class ModelTextAssets:
-    """What the front knows of the model's language: read from its folder, off the event loop."""
+    """Tokenizer, chat template and end tokens of the model: read from its folder, off the event loop."""
 
     def __init__(self, folder: Path) -> None:
         self.codec = ModelTokenizer(folder)
@@ -52,13 +53,16 @@ class Service:
     Args:
         config: what was asked for.
         state: phase and stage, shared with the process's main.
-        link: to rank 0.
+        engine: the ranks.
     """
 
-    def __init__(self, config: EngineConfig, state: ServerState, link: EngineClient) -> None:
+    def __init__(self, config: EngineConfig, state: ServerState, engine: EngineClient) -> None:
         self.config = config
         self.state = state
-        self.link = link
+        self.engine = engine
+        self.connection_limits = ConnectionLimits(
+            max_connections=connections_that_fit(config.http.max_connections), timeout_s=config.http.client_timeout_s
+        )
         self.metrics = ServerMetrics()
         self.info: dict[str, Any] = {}
         self.text: ModelTextAssets | None = None
@@ -68,18 +72,63 @@ class Service:
         self._last_stats: dict[str, Any] = {}
         self._probes: set[int] = set()
         """Sequences of ``probe``: no user's requests."""
+        self._num_requests = 0
+        self._accepting: set[asyncio.Task[None]] = set()
+        """Requests that are still read, rendered and tokenized."""
+        self._has_no_requests = asyncio.Event()
+        self._has_no_requests.set()
+        self._closing_error: ApiError | None = None
         self._finish_times: deque[float] = deque(maxlen=64)
 
     @property
-    def num_live(self) -> int:
-        """Sequences submitted and not over."""
-        return len(self._live)
+    def num_requests(self) -> int:
+        """Requests whose answers are not all sent yet, from the moment their head was read."""
+        return self._num_requests
 
     @property
     def limits(self) -> ModelLimits:
         """What requests are checked against; only once rank 0 is ready."""
         names = dict.fromkeys((self.config.served_name, self.config.model.model))
         return ModelLimits(tuple(names), int(self.info["context_length"]), int(self.info["vocab_size"]))
+
+    def admit(self, task: asyncio.Task[None]) -> None:
+        """See ``Admission``."""
+        self.check_open()
+        self._num_requests += 1
+        self._has_no_requests.clear()
+        self._accepting.add(task)
+
+    def accepted(self, task: asyncio.Task[None]) -> None:
+        """See ``Admission``."""
+        self._accepting.discard(task)
+
+    def leave(self) -> None:
+        """See ``Admission``."""
+        self._num_requests -= 1
+        if not self._num_requests:
+            self._has_no_requests.set()
+
+    def closing_error(self) -> ApiError | None:
+        """See ``Admission``."""
+        return self._closing_error
+
+    def refused(self, status: int) -> None:
+        """See ``Admission``."""
+        self.metrics.refused(status)
+
+    async def wait_until_idle(self) -> None:
+        """Until every request has its answer."""
+        await self._has_no_requests.wait()
+
+    def close(self, error: ApiError) -> None:
+        """Answer every request that is not over with ``error``, those included that are not in the engine yet."""
+        self._closing_error = error
+        for task in self._accepting:
+            task.cancel()
+        for generation in set(self._live.values()):
+            generation.fail(error)
+        for seq_id in list(self._live):
+            self._forget(seq_id, "error")
 
     def check_open(self) -> None:
         """Refuse while starting, draining or dead.
@@ -121,7 +170,7 @@ class Service:
             arrived_at=arrived_at,
         )
         self._live.update((choice.seq_id, generation) for choice in choices)
-        self.link.submit(submits)
+        self.engine.submit(submits)
         echoes = [""] * len(choices)
         if request.echo:
             texts = [p.text if p.text is not None else codec.decode(p.tokens or []) for p in request.prompts]
@@ -141,7 +190,7 @@ class Service:
         self._live[choice.seq_id] = generation
         self._probes.add(choice.seq_id)
         prompt = pack_tokens([self.text.end_tokens[0] if self.text.end_tokens else 0])
-        self.link.submit([Submit(choice.seq_id, prompt, SamplingParams(temperature=0.0))])
+        self.engine.submit([Submit(choice.seq_id, prompt, SamplingParams(temperature=0.0))])
         try:
             while await generation.next_deltas():
                 pass
@@ -167,27 +216,20 @@ class Service:
             choice = generation.choice(event.seq_id)
             if choice.is_finished:
                 self._forget(event.seq_id, event.finish or "stop")
-        self.link.abort(tuple(stopped))
+        self.engine.abort(tuple(stopped))
 
     def end(self, generation: Generation) -> None:
         """The response is over: abort what still runs (the client hung up)."""
         unfinished = tuple(seq_id for seq_id in generation.unfinished if seq_id in self._live)
         for seq_id in unfinished:
             self._forget(seq_id, "cancelled")
-        self.link.abort(unfinished)
-
-    def fail_all(self, error: ApiError) -> None:
-        """End every live request with ``error``."""
-        for generation in set(self._live.values()):
-            generation.fail(error)
-        for seq_id in list(self._live):
-            self._forget(seq_id, "error")
+        self.engine.abort(unfinished)
 
     async def stats(self) -> dict[str, Any]:
         """Rank 0's numbers now; the last known ones while it is busy with a long step or not there."""
         if self.state.is_ready or self._last_stats:
             try:
-                self._last_stats = await self.link.call("stats", timeout_s=_STATS_TIMEOUT_S)
+                self._last_stats = await self.engine.call("stats", timeout_s=_STATS_TIMEOUT_S)
                 self.metrics.requests(**_request_states(self._last_stats))
             except (TimeoutError, ApiError):
                 pass

@@ -53,6 +53,7 @@ def status_json(service: Service, stats: dict[str, Any]) -> dict[str, Any]:
         "progress": service.state.progress,
         "uptime_s": round(time.time() - service.state.started_at, 1),
         "requests": stats.get("requests", {}),
+        "http_requests": service.num_requests,
         "totals": service.metrics.totals(),
         "tiers": tier_use(stats.get("cache", {})),
         "pools": service.info.get("pools", {}),

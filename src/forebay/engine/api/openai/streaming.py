@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forebay.engine.api.errors import ApiError
 from forebay.engine.api.generation import Delta, Generation
+from forebay.engine.api.http.json_response import JSON, send_json
 from forebay.engine.api.openai.responses import AnswerFormat
 
 __all__ = ["GenerationResponse"]
 
-_JSON = msgspec.json.Encoder()
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -70,10 +69,10 @@ class GenerationResponse(Response):
                 for delta in deltas:
                     whole[delta.index].add(delta)
         except ApiError as error:
-            await _send_json(send, error.status, error.body(), error.headers())
+            await send_json(send, error.status, error.body(), error.headers())
             return
         if not self._generation.is_cancelled:
-            await _send_json(send, 200, self._format.whole(whole, self._generation.usage), {})
+            await send_json(send, 200, self._format.whole(whole, self._generation.usage), {})
 
     async def _send_stream(self, send: Send) -> None:
         headers = [
@@ -108,12 +107,4 @@ class GenerationResponse(Response):
 
 
 def _event(data: object) -> bytes:
-    return b"data: " + _JSON.encode(data) + b"\n\n"
-
-
-async def _send_json(send: Send, status: int, data: object, headers: dict[str, str]) -> None:
-    body = _JSON.encode(data)
-    pairs = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    pairs += [(key.encode(), value.encode()) for key, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
+    return b"data: " + JSON.encode(data) + b"\n\n"

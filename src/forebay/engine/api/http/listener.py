@@ -10,7 +10,9 @@ from forebay.errors import RefusedError, UsageError
 
 __all__ = ["open_listener"]
 
-_BACKLOG = 2048
+_BACKLOG = 4096
+_SEND_BUFFER = 256 * 2**10
+"""Bytes of an answer that the kernel holds for a client that does not read (it doubles the number)."""
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -33,6 +35,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # its connections inherit it
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
