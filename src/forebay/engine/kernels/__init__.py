@@ -1,6 +1,6 @@
-"""Kernel back ends: the interface, the native library's binding, and the torch fallback.
+"""Kernel back ends: the interface, the binding of the native library, and the torch fallback.
 
-``load_backend`` is the only way in; it imports torch, the library and the fallback when called.
+``load_backend`` returns the one to use; it imports torch, the library and the fallback when called.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def load_backend(
             or an error; ``torch``: the fallback; or a variant of the library by name (``amx``, ``avx512_bf16``,
             ``avx2``, ``generic``). ``auto`` follows ``$FOREBAY_KERNELS`` when that is set.
         threads: compute threads, the caller included; default: the CPUs this process may run on.
-        progress: called with a line for a person at each step of a build.
+        progress: called with a line of text at each step of a build.
 
     Raises:
-        UsageError: no such back end, or this machine cannot run it.
+        UsageError: no such back end, or this machine does not support it.
     """
     from forebay.errors import UsageError
 

@@ -1,9 +1,9 @@
-"""The operations a model is made of, as one interface with two back ends: native (C++) and torch (the fallback).
+"""The operations that models consist of, as one interface with two back ends: native (C++) and torch (the fallback).
 
 All tensors are contiguous CPU tensors (row-major) unless said otherwise; M is the number of token rows in the step.
-Every operation computes each row from that row alone, in one fixed order: the same row gives the same bits whatever
-else is in the batch (native back end; the fallback is equal within rounding). Activations are bf16 or fp32 (the model's
-dtype), sums are fp32, and results are rounded once on the way out.
+Every operation computes each row from that row alone, in a fixed order: the same row gives the same bits whatever the
+other rows of the batch (native back end; the fallback is equal within rounding). Activations are bf16 or fp32 (the
+model's dtype), sums are fp32, and results are rounded once on the way out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PackedLinear(Protocol):
 
 @dataclass(slots=True)
 class AttentionBatch:
-    """Where each sequence's queries and keys are, for one layer group in one step.
+    """The queries and keys of each sequence, for one layer group in one step.
 
     Sequence i has query rows ``query_start[i]`` .. ``query_start[i + 1]`` of the step's M rows; they are its last
     tokens: the row r of sequence i sits at absolute position ``context_len[i] - (query_start[i + 1] - r)``.
@@ -38,10 +38,10 @@ class AttentionBatch:
     Args:
         page_table: int32 (num_seqs, max_pages), page number -> device page; -1 where nothing may be read.
         query_start: int32 (num_seqs + 1,).
-        context_len: int32 (num_seqs,), keys a sequence has, this step's included.
+        context_len: int32 (num_seqs,), keys per sequence, including those of this step.
         slots: int64 (M,), page * page_size + offset: where each row's KV is written.
         positions: int32 (M,), each row's absolute position.
-        page_size: token slots a page.
+        page_size: token slots per page.
     """
 
     page_table: torch.Tensor
@@ -61,7 +61,7 @@ class KernelBackend(Protocol):
         """Pack ``weight`` (N, K), bf16 or fp32; the caller may drop it afterwards."""
 
     def pack_quantized(self, scheme: str, tensors: dict[str, torch.Tensor], shape: tuple[int, int]) -> PackedLinear:
-        """Pack a quantized weight so that products read the packed bytes; no dequantised copy is kept.
+        """Pack a quantized weight so that products read the packed bytes; no dequantized copy is kept.
 
         Schemes: ``int4_g32`` (compressed-tensors pack-quantized, symmetric, group 32: ``weight_packed`` int32
         (N, K/8), ``weight_scale`` bf16 (N, K/32)), ``fp8_block`` (``weight`` float8_e4m3fn (N, K), ``weight_scale_inv``
@@ -189,4 +189,4 @@ class KernelBackend(Protocol):
         """x (M, 2I) = [gate | up]; out (M, I) = round(gelu_tanh(gate)) * up."""
 
     def info(self) -> dict[str, Any]:
-        """What was picked: instruction set, threads, library file."""
+        """What is used: instruction set, threads, library file."""

@@ -1,4 +1,4 @@
-"""The native library's file as functions: loaded, its version checked, its instruction sets named."""
+"""Loads the native library: declares its functions, checks its version, lists its instruction sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def load_library(path: Path) -> ctypes.CDLL:
     lib = ctypes.CDLL(str(path))
     lib.fb_abi_version.restype = ctypes.c_int64
     if lib.fb_abi_version() != _ABI_VERSION:
-        raise BuildError(f"{path} speaks version {lib.fb_abi_version()} of the interface, not {_ABI_VERSION}")
+        raise BuildError(f"{path} has version {lib.fb_abi_version()} of the interface, needed is {_ABI_VERSION}")
     lib.fb_variant.argtypes, lib.fb_variant.restype = [ctypes.c_int64], ctypes.c_char_p
     lib.fb_create.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]
     lib.fb_create.restype = ctypes.c_void_p
@@ -34,7 +34,7 @@ def load_library(path: Path) -> ctypes.CDLL:
 
 
 def best_copy(lib: ctypes.CDLL) -> Callable[[int, int, int, int], object]:
-    """``fb_copy_runs`` (addresses of targets and of sources, how many, bytes each) the best way of this machine."""
+    """``fb_copy_runs`` (addresses of targets, of sources, their number, bytes each) with this machine's best copy."""
     return partial(lib.fb_copy_runs, lib.fb_copy_way())
 
 
@@ -46,6 +46,6 @@ def variants_of(lib: ctypes.CDLL) -> list[str]:
 
 
 def variants() -> list[str]:
-    """Instruction sets of the library that this machine runs, best first; empty without a compiler."""
+    """Instruction sets of the library that this machine supports, best first; empty without a compiler."""
     path = build_library()
     return [] if path is None else variants_of(load_library(path))

@@ -1,8 +1,7 @@
 """The native library as a ``KernelBackend``.
 
-Every operation's arguments are packed into one small struct (native/abi.h holds the other side) and handed over by
-pointer, so that a call costs about a microsecond and the same bytes can be recorded and replayed. Calls release the
-GIL.
+Every operation's arguments are packed into one small struct (declared in native/abi.h) and passed by pointer, so that a
+call costs about a microsecond and the same bytes can be recorded and replayed. Calls release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from forebay.engine.kernels.packing import NativeLinear, WeightPacker
 __all__ = ["NativeBackend", "NativeLinear", "open_native"]
 
 _SPIN_US = 200
-"""How long an idle worker looks for work before it sleeps: longer than the gap between two operations of a step."""
+"""How long an idle thread spins before it sleeps: longer than the gap between two operations of a step."""
 
 (
     _LINEAR,
@@ -68,7 +67,7 @@ _argmax_args = Struct("<5q").pack
 def open_native(
     variant: str | None, threads: int, progress: Callable[[str], None] | None = None
 ) -> tuple[NativeBackend | None, str]:
-    """The library with ``variant`` (None: the best), or None and the reason why not."""
+    """The back end with ``variant`` (None: the best), or None and the reason."""
     try:
         path = build_library(progress)
         if path is None:
@@ -114,7 +113,7 @@ class NativeBackend:
 
     @property
     def copy_runs(self) -> Callable[[int, int, int, int], object]:
-        """The library's ``fb_copy_runs`` the best way of this machine, for the cache's transfers."""
+        """The library's ``fb_copy_runs`` with this machine's best copy, for the cache's transfers."""
         return best_copy(self._lib)
 
     def info(self) -> dict[str, Any]:
@@ -123,10 +122,10 @@ class NativeBackend:
     # Programs
 
     def record(self, run: Callable[[], None]) -> bytes:
-        """Do ``run`` and keep every operation it asked for, arguments and all: the program that ``replay`` does again.
+        """Run ``run`` and record its operations with their arguments, to be repeated by ``replay``.
 
-        Only operations of this back end are in it, and the addresses of the tensors they were given: the tensors must
-        stay where they are, and what depends on a step must be read from their contents.
+        The recording has operations of this back end only, with the addresses of their tensors. The tensors must not
+        move, and all that changes from step to step must be in their contents.
         """
         parts: list[bytes] = []
         call = self._call
@@ -143,7 +142,7 @@ class NativeBackend:
         return b"".join(parts)
 
     def replay(self, program: bytes) -> None:
-        """Do a recorded program in one call."""
+        """Repeat recorded operations in one call."""
         self._lib.fb_program(self._engine, program, len(program))
 
     # Weights
@@ -205,7 +204,7 @@ class NativeBackend:
         )  # fmt: skip
 
     def _expert_table(self, weights: list[PackedLinear]) -> int:
-        """Address of an array of the experts' descriptors; kept with the list, so that its id stays its own."""
+        """Address of an array of the experts' descriptors. The list is kept with it, so that its id stays unique."""
         known = self._expert_tables.get(id(weights))
         if known is None:
             table = (ctypes.c_int64 * len(weights))(*(weight.address for weight in weights))  # type: ignore[attr-defined]
@@ -288,7 +287,7 @@ class NativeBackend:
         args = _embed_part_args(*source, tokens.data_ptr(), out.data_ptr(), *out.shape, *rows, _DTYPES[dtype])
         self._call(self._engine, _EMBED_PART, args)
 
-    # Ranks (runtime/comm.py): a view is (address, rank, size, header bytes, slot bytes) of the memory they share
+    # Ranks (distributed/collectives.py): a view is (address, rank, size, header bytes, slot bytes) of the shared memory
 
     def all_reduce(self, view: RanksView, partial: torch.Tensor, out: torch.Tensor) -> None:
         """See ``Comm.all_reduce``; both contiguous."""

@@ -1,7 +1,7 @@
 """Weights in the native library's layout: allocated whole, packed from rows as they are read.
 
-Blocks of 16 outputs by 32 inputs lie one after the other, outputs first (native/abi.h has the layouts), so that any
-multiple of 16 rows is a contiguous piece of the whole and can be packed on its own.
+The layouts (native/abi.h) are in units of 16 outputs, so any multiple of 16 rows is a contiguous part of the whole and
+can be packed separately.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["NativeLinear", "WeightPacker"]
 _WEIGHT = Struct("<8q")
 _pack_args = Struct("<3q").pack
 _ROW_STEP = 128
-"""Weights are read and packed so many rows at a time, or a multiple: a whole number of panels and of FP8's blocks."""
+"""Rows are read and packed in multiples of this: a whole number of panels and of FP8's blocks."""
 _READ_BYTES = 4 << 20
-"""And about so many bytes (in bf16): what loading holds beside the packed weights, small enough for the caches."""
+"""And about so many bytes (in bf16) at a time: memory beside the packed weights, small enough for the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class NativeLinear:
     dtype: torch.dtype | None
     """Of the activations it takes; None: either (quantized)."""
     keep: tuple[Any, ...]
-    """What the descriptor points at: itself, the packed bytes, scales and bias."""
+    """Memory that must stay allocated: the descriptor, the packed bytes, scales and bias."""
     form: _Form
 
 

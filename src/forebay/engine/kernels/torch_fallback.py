@@ -1,6 +1,6 @@
-"""The kernels in torch: what serves without a C++ compiler, and what the native library is compared with.
+"""The kernels in torch: used without a C++ compiler, and as the reference that the native library is compared with.
 
-Written to be clear and right within rounding, not fast. Attention goes sequence by sequence, in fp32.
+Correct within rounding, and not fast. Attention is computed sequence by sequence, in fp32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DenseLinear:
 
 @dataclass(slots=True)
 class QuantizedLinear:
-    """Packed bytes, dequantised for the length of one product."""
+    """Packed bytes, dequantized during each product."""
 
     scheme: str
     tensors: dict[str, torch.Tensor]
@@ -46,7 +46,7 @@ class QuantizedLinear:
 
 
 def dequantize(scheme: str, tensors: dict[str, torch.Tensor], shape: tuple[int, int]) -> torch.Tensor:
-    """The fp32 matrix a quantized weight stands for (schemes as in ``KernelBackend.pack_quantized``)."""
+    """The fp32 matrix of a quantized weight (schemes as in ``KernelBackend.pack_quantized``)."""
     rows, cols = shape
     if scheme == "int4_g32":
         packed, scale = tensors["weight_packed"], tensors["weight_scale"]

@@ -1,7 +1,8 @@
-"""Memory for packed weights and for the device pool: private, in huge pages, and apart from the allocator's heap.
+"""Memory for packed weights and for the device pool: in huge pages, and separate from the allocator's heap.
 
-Loading alternates between what stays (packed weights) and what goes (what was read from files). In one heap the first
-would pin the holes that the second leaves: measured, a third of a small mixture's weights.
+Loading allocates packed weights, which stay, between buffers for file contents, which are freed. In one heap the
+packed weights would keep the freed memory between them mapped: measured, a third of a small mixture-of-experts
+model's weights.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _LINE = 64
 
 
 class Arena:
-    """Hands out pieces of large mappings; a mapping is returned when the last of its tensors is gone."""
+    """Allocates from large mappings; a mapping is unmapped when the last of its tensors is freed."""
 
     def __init__(self) -> None:
         self._slab = torch.empty(0, dtype=torch.uint8)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """``nbytes`` bytes (uint8), aligned to cache lines, not yet touched."""
+        """Allocate ``nbytes`` bytes (uint8), aligned to cache lines; the memory is mapped when first written."""
         room = -(-nbytes // _LINE) * _LINE
         if room > self._slab.numel():
             self._slab = huge_memory(max(room, _SLAB_BYTES))
@@ -33,8 +34,9 @@ class Arena:
 
 
 def huge_memory(nbytes: int) -> torch.Tensor:
-    """``nbytes`` bytes (uint8) of a mapping of its own, zero and not yet touched;
-    in huge pages where the system has them.
+    """``nbytes`` zero bytes (uint8) in a mapping of their own, in huge pages where the system has them.
+
+    The memory is mapped when it is first written.
     """
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):  # a hint: kernels without huge pages refuse it

@@ -56,9 +56,10 @@ class DevicePool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros in huge pages: a sequence's pages lie all over the pool, and each would need its own entry in the TLB.
+    """Zeros in huge pages: a sequence's pages are all over the pool, and in small pages each needs TLB entries of its
+    own.
 
-    Touched: a pool that does not fit fails here and not in the middle of a request.
+    All of the memory is written, so that a pool that does not fit fails here and not during a request.
     """
     count = math.prod(shape)
     if not count:

@@ -1,8 +1,7 @@
 """Scratch tensors for a step: allocated once, viewed at the step's number of rows.
 
-A decode step of a small model is a few hundred kernel calls; making a tensor costs about as much as a call. So a name
-is registered once with its shape per row, and ``views(rows)`` hands out one dict of ready views for each number of
-rows.
+A decode step of a small model is a few hundred kernel calls, and creating a tensor costs about as much as a call. So a
+name is registered once with its shape per row, and ``views(rows)`` returns one dict of views per number of rows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 __all__ = ["Views", "Workspace"]
 
 _MAX_CACHED = 256
-"""Numbers of rows whose views are kept; a mixed step's number of rows is arbitrary, a decode step's seldom changes."""
+"""How many numbers of rows have their views kept. A mixed step has any number; a decode step's seldom changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Workspace:
         self._memory: dict[str, torch.Tensor] = {}
         self._views: dict[int, Views] = {}
         self.generation = 0
-        """Goes up whenever a tensor moves: addresses noted before are void."""
+        """Incremented whenever a tensor moves: addresses from before are invalid."""
 
     def register(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, factor: int = 1) -> str:
         """Declare a scratch tensor; blocks that agree on name, shape and dtype share it. Returns the key to use."""
@@ -56,7 +55,7 @@ class Workspace:
         return name
 
     def views(self, rows: int) -> Views:
-        """All registered tensors at ``rows`` rows, made when first asked for. Contents are what the last step left."""
+        """All registered tensors at ``rows`` rows, created when first used. Contents are those of the last step."""
         found = self._views.get(rows)
         if found is None:
             if len(self._views) >= _MAX_CACHED:

@@ -1,5 +1,5 @@
-// What Python and the library say to each other: one struct of 8-byte fields per operation, and the weight descriptor.
-// The Python side packs these with struct.Struct (kernels/native.py); keep the two in step, ABI_VERSION guards it.
+// The interface between Python and the library: one struct of 8-byte fields per operation, and the weight descriptor.
+// Python packs them with struct.Struct (native_backend.py, packing.py). A change on both sides needs a new ABI_VERSION.
 #pragma once
 #include <cstdint>
 
@@ -14,12 +14,12 @@ enum Dtype : int64_t { BF16 = 0, FP32 = 1 };
 //   DENSE_FP32  [N/16][K][16] fp32
 //   INT4_G32    [N/16][K/32] blocks of 256 bytes of nibbles and 16 bf16 scales
 //   FP8_BLOCK   [N/16][K/32] blocks of 512 bytes of e4m3 and 16 fp32 scales
-//   INT8        [N/16][K/32] blocks of 512 bytes; 16 fp32 scales a group of outputs, in `scales`
+//   INT8        [N/16][K/32] blocks of 512 bytes; 16 fp32 scales per group of outputs, in `scales`
 enum WeightKind : int64_t { DENSE_BF16 = 0, DENSE_FP32 = 1, INT4_G32 = 2, FP8_BLOCK = 3, INT8 = 4 };
 
 struct Weight {
     int64_t kind;
-    int64_t n, k;    // as the model sees it
+    int64_t n, k;    // of the model
     int64_t np, kp;  // padded
     const void* data;
     const float* scales;  // INT8 only
@@ -97,7 +97,7 @@ struct CombineArgs {
     int64_t m, k, n, dtype;
 };
 
-// The token table's rows [first, last) are this rank's, plain or packed (one of table and weight is null); fp32 out.
+// This rank has rows [first, last) of the token table, plain or packed (one of table and weight is null); fp32 out.
 struct EmbedPartArgs {
     const Weight* weight;
     const void* table;

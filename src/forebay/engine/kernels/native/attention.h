@@ -1,8 +1,8 @@
 // Causal attention over paged keys and values.
 //
-// The query rows of one sequence and one kv head (tokens x heads of the group) are taken 16 to a tile, one lane each.
-// Keys come in blocks of 64 at absolute positions 0, 64, ..; scores are S^T = K Q^T (keys in rows, so K is used as it
-// lies), the softmax runs down the lanes, and O^T += V^T P^T. Blocks are summed within chunks of 512 keys and chunks are
+// The query rows of one sequence and one kv head (tokens x heads of the group) are computed 16 per tile, one lane each.
+// Keys come in blocks of 64 at absolute positions 0, 64, ..; scores are S^T = K Q^T (keys in rows, so K is
+// used without a transpose), the softmax is computed per lane, and O^T += V^T P^T. Blocks are summed within chunks of 512 keys and chunks are
 // merged in order, so that chunks may run on different threads. A row's sums depend on its own query and on keys' absolute
 // positions only: a block or chunk in which it sees nothing adds exact zeros and multiplies by exactly one.
 #pragma once
@@ -19,7 +19,7 @@ using forebay::Pool;
 
 constexpr int64_t FETCHED_LINES = 256;  // of the next block's keys and values: all, if they are 64 wide
 
-// Sums of the row tiles of a task, two tiles side by side: out[pair][value][32], one maximum and sum a lane.
+// Sums of the row tiles of a task, two tiles side by side: out[pair][value][32], one maximum and one sum per lane.
 struct Sums {
     float* out;
     float* top;
@@ -62,7 +62,7 @@ public:
     using typename Shape::Ahead;
     explicit Attention(const AttentionArgs& args) : Shape(args), few(args) {}
 
-    // Row tiles a task takes: enough to share the work on a block of keys, few enough to stay in the second cache level.
+    // Row tiles per task: enough to share the work on a block of keys, few enough to stay in the L2 cache.
     int64_t tiles() const { return values <= 64 ? 16 : values <= 128 ? 8 : 4; }
 
     void run(Pool& pool) {
@@ -89,7 +89,7 @@ public:
 private:
     const FewRows<T> few;
     std::vector<AttentionTask> tasks;
-    std::vector<AttentionTask> wholes;  // of the split tasks, one each; state: the first of its saved states
+    std::vector<AttentionTask> wholes;  // one per split task; state: the first of its saved states
     int64_t saved = 0;
 
     static int64_t pairs(const AttentionTask& task) { return ceil_div(task.rows, 32); }
@@ -104,7 +104,7 @@ private:
         if (task.state < 0) way.write(task, total);
     }
 
-    // The first state already went through a merge into an empty total, as in an unsplit task.
+    // The first state is already the result of a merge into an empty total, as in an unsplit task.
     template <class Way, class S>
     static void finish_task(const Way& way, const AttentionTask& task, float* states, int64_t floats, int64_t size, int64_t values) {
         S total(states + task.state * floats, size, values);
@@ -116,7 +116,7 @@ private:
         const int64_t rows_a_task = tiles() * 16;
         for (int64_t seq = 0; seq < a.num_seqs; seq++) {
             const int64_t rows = queries_of(seq) * group;
-            // The last rows see most keys: start with them.
+            // The last rows have most keys: start with them.
             for (int64_t row = (ceil_div(rows, rows_a_task) - 1) * rows_a_task; row >= 0; row -= rows_a_task) {
                 const int64_t here = least(rows_a_task, rows - row);
                 const int64_t first = first_seen(position(seq, row)) / KEY_CHUNK;
@@ -166,7 +166,7 @@ private:
     }
 
     // Keys (KEY_BLOCK, dim) and values as columns (values, KEY_BLOCK) of one block; keys outside [first, end) are zero
-    // and their pages are not looked at.
+    // and their pages are not read.
     void gather(const AttentionTask& task, int64_t block, int64_t first, int64_t end, T* keys, T* value_columns) const {
         struct Tag {};
         T* rows = scratch<Tag>().template get<T>(KEY_BLOCK * values);
@@ -207,7 +207,7 @@ private:
         struct PartTag {};
         T* keys = scratch<KeyTag>().template get<T>(KEY_BLOCK * dim);
         T* value_columns = scratch<ValueTag>().template get<T>(KEY_BLOCK * values);
-        // Sums of exponentials, 16 a lane: key j adds to part j % 16.
+        // Sums of exponentials, 16 per lane: key j is added to part j % 16.
         float* parts = scratch<PartTag>().template get<float>(sums.pairs * 32 * 16);
         memset(parts, 0, sums.pairs * 32 * 16 * sizeof(float));
         sums.clear();
@@ -279,7 +279,7 @@ private:
         }
     }
 
-    // One block's exponentials for 16 rows; returns what the sums so far must be multiplied by.
+    // One block's exponentials for 16 rows; returns the factor for the sums so far.
     vf softmax(const float* scores, float* top, float* parts, T* weights) const {
         vf m0 = set1(MASKED), m1 = m0, m2 = m0, m3 = m0;
         for (int64_t key = 0; key < KEY_BLOCK; key += 4) {

@@ -1,9 +1,9 @@
 // Attention of few query rows (a decode step: the heads of one group), keys along the lanes.
 //
-// With rows along the lanes, as prefill has them, three heads would fill three lanes of sixteen. Here S = Q K^T with
-// sixteen keys to a vector and O += P V with sixteen values to a vector, over K packed as it comes and V paired key by
+// With one row per lane, as in prefill, three heads would fill three lanes of sixteen. Here S = Q K^T with
+// sixteen keys per vector and O += P V with sixteen values per vector, where K is packed on the way and V is paired by
 // key. Every product, maximum, exponential and sum is the same number in the same order as in attention.h, so a row has
-// the same bits whichever way it is taken.
+// the same bits in both.
 #pragma once
 #include "attention_shape.h"
 #include "transpose.h"
@@ -12,7 +12,7 @@ namespace FOREBAY_VARIANT {
 
 constexpr int64_t FEW_ROWS = 8;
 
-// Sums of a task's rows: out[row][values], one maximum and one sum a row.
+// Sums of a task's rows: out[row][values], one maximum and one sum per row.
 struct RowSums {
     float* out;
     float* top;
@@ -156,7 +156,7 @@ private:
             if (block + i < from || block + i > at) scores[i] = MASKED;
     }
 
-    // One block's exponentials for one row; what was summed before is rescaled to the new maximum.
+    // One block's exponentials for one row; the sums so far are rescaled to the new maximum.
     void softmax(const float* scores, RowSums& sums, int64_t row, float* parts, T* weights) const {
         static_assert(KEY_BLOCK == 64, "four vectors of keys");
         const vf s[4] = {loadu(scores), loadu(scores + 16), loadu(scores + 32), loadu(scores + 48)};

@@ -1,4 +1,4 @@
-// What a call of attention is about: which rows and keys there are, and where they lie.
+// The rows and keys of one call of attention, and where they are in memory.
 #pragma once
 #include "abi.h"
 #include "matmul.h"
@@ -9,7 +9,7 @@ namespace FOREBAY_VARIANT {
 using forebay::AttentionArgs;
 
 constexpr int64_t KEY_BLOCK = 64, KEY_CHUNK = 512;
-constexpr float MASKED = -3e38f;  // a score that is not seen
+constexpr float MASKED = -3e38f;  // a masked score
 constexpr float FLOOR = -1e30f;   // below every real maximum, above every masked score
 constexpr float LOG2E = 1.44269504f;
 
@@ -54,9 +54,9 @@ protected:
         return (pages[key / a.page_size] * a.kv_heads + task.head) * a.page_size + key % a.page_size;
     }
 
-    // The next block's keys and values on their way into the first cache level, a line at a time between other work: they
-    // lie in other pages, where no hardware looks, and a core waits for only so many lines at once. Asked for more lines
-    // than there are it begins again.
+    // Prefetches the next block's keys and values into the L1 cache, one line at a time between other work: they are in other
+    // pages, which the hardware does not prefetch, and a core can wait for a limited number of lines at once. After the
+    // last line it starts again.
     class Ahead {
     public:
         Ahead(const AttentionShape& shape, const AttentionTask& task, int64_t key, int64_t end)
@@ -68,7 +68,7 @@ protected:
                 pieces[2 * i + 1] = static_cast<const T*>(shape.a.v_pool) + token * shape.a.v_row;
             }
         }
-        // Inlined, because GCC 12 drops calls of a function that does nothing but this.
+        // Inlined, because GCC 12 removes calls of a function that does only this.
         FB_INLINE void fetch_line() {
             __builtin_prefetch(reinterpret_cast<const char*>(pieces[piece]) + at, 0, 3);
             at += 64;

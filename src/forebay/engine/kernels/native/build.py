@@ -1,8 +1,8 @@
 """Builds the native kernel library, once, at first use.
 
-The library holds every variant the compiler knows (AMX, AVX512-BF16, AVX2, generic) and picks one at run time, so one
-file serves any machine of its architecture. It lies in ``cache_dir()/native`` under a name that hashes the sources, the
-compiler and the flags: a changed source is a new file, and an old one is never loaded by mistake.
+The library contains every variant that the compiler knows (AMX, AVX512-BF16, AVX2, generic) and selects one at run
+time, so one file works on any machine of its architecture. It lies in ``cache_dir()/native`` under a name that hashes
+the sources, the compiler and the flags: a changed source gives a new file, and an old one is never loaded by mistake.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ def build_library(
 
 
 def build_extension(source: Path) -> Path | None:
-    """A shared library out of one file that uses Python's own C interface, for this interpreter; built once, like the
-    kernel library.
+    """A shared library from one file that uses Python's C interface, for this interpreter; built once.
 
     Returns:
         The file, or None when there is no compiler or Python's headers are not installed.

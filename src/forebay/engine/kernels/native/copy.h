@@ -1,8 +1,8 @@
-// Copies of many runs, as pages move between a device pool and a host page.
+// Copies of many pieces of memory (runs) between a device pool and host pages.
 //
-// The bytes are not looked at again soon, so they are stored past the caches (streaming stores), as memcpy does for one
-// large block: a plain store first reads the line it overwrites. Runs that follow each other on both sides are one.
-// Other machines, odd addresses and short runs take memcpy.
+// The bytes are not used again soon, so they are written with streaming stores, which bypass the caches, as memcpy does for
+// one large block; a plain store first reads the line that it overwrites. Runs that are adjacent in both memories are copied
+// as one. Other machines, unaligned addresses and short runs use memcpy.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -15,13 +15,13 @@
 namespace forebay {
 
 constexpr int64_t LINE = 64;
-// Shorter runs stay in the caches: streaming them saves less than draining the write buffers costs.
+// Shorter runs are copied through the caches: streaming them saves less than the drain of the write buffers costs.
 constexpr int64_t STREAMED_BYTES = 1024;
 
 inline void copy_plain(char* to, const char* from, int64_t bytes, const char*) { memcpy(to, from, static_cast<size_t>(bytes)); }
 
 #ifdef FB_STREAMING
-// `to` is on a line; `next`: what will be copied after this, fetched meanwhile.
+// `to` is aligned to a line; `next`: what will be copied after this, prefetched meanwhile.
 __attribute__((target("avx512f"))) inline void stream_avx512(char* to, const char* from, int64_t bytes, const char* next) {
     int64_t i = 0;
     for (; i + 4 * LINE <= bytes; i += 4 * LINE) {
@@ -62,7 +62,7 @@ constexpr CopyRun COPY_WAYS[] = {copy_plain, stream_avx2, stream_avx512};
 constexpr CopyRun COPY_WAYS[] = {copy_plain};
 #endif
 
-// The best of COPY_WAYS that this machine has; it has those before it as well.
+// The best of COPY_WAYS that this machine supports; it supports the ones before it as well.
 inline int64_t best_copy_way() {
 #ifdef FB_STREAMING
     if (__builtin_cpu_supports("avx512f")) return 2;
@@ -71,7 +71,7 @@ inline int64_t best_copy_way() {
     return 0;
 }
 
-// Makes streamed bytes visible to whoever is told that the copy is done.
+// Makes streamed bytes visible to other threads before the copy is reported as done.
 inline void copies_done() {
 #ifdef FB_STREAMING
     _mm_sfence();

@@ -1,8 +1,8 @@
-// INT4 in rows, for processors whose product takes the weights as rows (AMX): each output's 32 inputs lie in one vector.
+// INT4 in rows, for instruction sets whose product takes the weights as rows (AMX): each output's 32 inputs are in one vector.
 //
-// A value is round(q * scale) in bf16, and there are 16 of them to a scale. A scale is 1.m * 2^e with 7 bits of m, so the 16
-// are those of 1.m, looked up, with e added to their exponents; a permutation by the stored nibbles then gives 32 values.
-// That takes less than half the instructions of converting, multiplying and rounding each value, and has the same bits.
+// A value is round(q * scale) in bf16, and a scale has 16 possible values. A scale is 1.m * 2^e with 7 bits of m, so its 16
+// values are those of 1.m from a table, with e added to their exponents; a permutation by the stored nibbles then gives 32
+// values. That takes less than half the instructions of converting, multiplying and rounding each, and gives the same bits.
 #pragma once
 #include "transpose.h"
 #include "vec.h"
@@ -32,8 +32,8 @@ struct Int4Values {
     }
 };
 
-// Four vectors of words; nibble j of word k of vector g is output 4 g + j's, input k. Then 16 bf16 scales, none of them 0, a
-// denormal or beyond 2^100 either way (packing sees to that).
+// Four vectors of words; nibble j of word k of vector g belongs to output 4 g + j, input k. Then 16 bf16 scales, none of them 0, a
+// denormal, or beyond 2^-100 .. 2^100 (checked when packing).
 FB_INLINE void pack_int4_rows(const uint8_t (&nibbles)[16][32], uint16_t* words) {
     memset(words, 0, 256);
     for (int n = 0; n < 16; n++)
@@ -49,7 +49,7 @@ FB_INLINE void int4_rows(const char* block, bf16* rows) {
     const __m512i exponent = _mm512_sub_epi16(_mm512_and_si512(wide, _mm512_set1_epi32(0xff80)), _mm512_set1_epi32(127 << 7));
     _mm512_store_si512(exponents, _mm512_or_si512(exponent, _mm512_slli_epi32(exponent, 16)));
     _mm512_store_si512(offsets, _mm512_slli_epi32(_mm512_and_si512(wide, _mm512_set1_epi32(0x7f)), 5));
-    // Else the compiler takes the lanes out of the vectors one by one, which costs more than all the rest.
+    // Otherwise the compiler extracts the lanes of the vectors one by one, which costs more than all the rest.
     __asm__ volatile("" : "+m"(exponents), "+m"(offsets));
     const __mmask32 nonzero = ~((1u << 8) | (1u << 24));
 #pragma GCC unroll 4
@@ -61,7 +61,7 @@ FB_INLINE void int4_rows(const char* block, bf16* rows) {
             const char* at = reinterpret_cast<const char*>(values.of) + offsets[n];
             const __m512i ones = _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i*)at));
             const __m512i table = _mm512_mask_add_epi16(ones, nonzero, ones, _mm512_set1_epi32(static_cast<int>(exponents[n])));
-            // The permutation looks at five bits of an index, and both halves of the table are alike.
+            // The permutation uses five bits of an index, and both halves of the table are equal.
             _mm512_storeu_si512(rows + n * 32, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * j), table));
         }
     }

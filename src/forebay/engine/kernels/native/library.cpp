@@ -1,4 +1,4 @@
-// What Python calls: which instruction set this machine has, engines (a variant and its threads), operations, and copies
+// The functions that Python calls: supported instruction sets, engines (a variant and its threads), operations, and copies
 // of pages.
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -52,7 +52,7 @@ bool has_avx2() {
 }
 #endif
 
-// The index-th of the variants this build has and this machine runs, best first; null past the last.
+// The index-th of the variants that this build contains and this machine supports, best first; null after the last.
 const Variant* runnable(int index) {
     int count = 0;
     const Variant* found = nullptr;
@@ -82,13 +82,13 @@ extern "C" {
 
 int64_t fb_abi_version() { return ABI_VERSION; }
 
-// Name of the index-th best variant this machine runs; null past the last.
+// Name of the index-th best variant that this machine supports; null after the last.
 const char* fb_variant(int64_t index) {
     const Variant* variant = runnable(static_cast<int>(index));
     return variant == nullptr ? nullptr : variant->name;
 }
 
-// An engine of the named variant; null when this machine cannot run it. Threads count the caller.
+// An engine of the named variant; null when this machine does not support it. The caller counts as one of the threads.
 void* fb_create(const char* name, int64_t threads, int64_t spin_us) {
     for (int i = 0;; i++) {
         const Variant* variant = runnable(i);
@@ -118,10 +118,10 @@ void fb_program(void* engine, const void* program, int64_t bytes) {
     }
 }
 
-// The best way to copy runs on this machine, for fb_copy_runs; any smaller number is another way.
+// The best copy function of this machine, for fb_copy_runs; smaller numbers are other functions.
 int64_t fb_copy_way() { return best_copy_way(); }
 
-// For each i: run_bytes bytes from sources[i] to targets[i]: a page's share of each layer and part, one after the other.
+// For each i: run_bytes bytes from sources[i] to targets[i].
 void fb_copy_runs(int64_t way, const int64_t* targets, const int64_t* sources, int64_t count, int64_t run_bytes) {
     copy_runs(way, targets, sources, count, run_bytes);
 }

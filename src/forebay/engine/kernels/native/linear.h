@@ -1,4 +1,4 @@
-// Products with packed weights: who computes what, ragged edges, bias and rounding. The sums are mm()'s.
+// Products with packed weights: division into tasks, ragged edges, bias and rounding. mm() computes the sums.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -20,11 +20,11 @@ using forebay::Weight;
 
 constexpr int64_t SKINNY_ROWS = 64;  // up to here a weight is streamed once, panel by panel
 constexpr int64_t CACHED_BYTES = 600000;
-// Outputs above this leave the caches before they are read: they are written around them, whole lines at a time. Ordinary
-// stores would read each line from memory first, which measured three times slower over a whole product.
+// Larger outputs would leave the caches before they are read, so they are written with streaming stores, whole lines at a
+// time. Ordinary stores read each line from memory first: measured three times slower over a whole product.
 constexpr int64_t STREAM_BYTES = 1 << 20;
 
-// One product: rows `first_row` .. of `count` outputs. `index` (or null) names the row of x each one reads.
+// One product: `count` rows of the output from `first_row` on. `index` (or null): the row of x for each.
 struct Product {
     const Weight* weight;
     const int32_t* index;
@@ -41,10 +41,10 @@ struct LinearIo {
     void* out;
     int64_t x_stride, out_stride;
     int64_t out_dtype;
-    bool stream;  // write whole lines around the caches
+    bool stream;  // write whole lines with streaming stores
 };
 
-// The rows a task reads, in a form mm() can take: x itself, or a gathered and zero-padded copy.
+// The rows that a task reads, in a form that mm() accepts: x itself, or a gathered and zero-padded copy.
 template <class T>
 const T* task_rows(const LinearIo& io, const Product& product, const LinearTask& task, int64_t& lda) {
     const Weight& w = *product.weight;
@@ -84,7 +84,7 @@ void write_rows_as(const float* c, int64_t ldc, const Weight& w, int64_t panel, 
     }
 }
 
-// Bias, rounding, and out: rows of `panels` panels of sums.
+// Adds the bias, rounds, and writes rows of `panels` panels of sums.
 inline void write_rows(const float* c, int64_t ldc, const Weight& w, int64_t panel, int64_t panels, int64_t rows,
                        const LinearIo& io, int64_t out_row) {
     if (io.out_dtype == forebay::FP32)
@@ -93,7 +93,7 @@ inline void write_rows(const float* c, int64_t ldc, const Weight& w, int64_t pan
         write_rows_as(c, ldc, w, panel, panels, rows, static_cast<bf16*>(io.out) + out_row * io.out_stride, io);
 }
 
-// Fetches [at, at + bytes) into the second cache level.
+// Prefetches [at, at + bytes) into the L2 cache.
 FB_INLINE void fetch_ahead(const void* at, int64_t bytes) {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(at) + line, 0, 2);
 }
@@ -113,7 +113,7 @@ void run_dense(const Product& product, const LinearTask& task, const LinearIo& i
     for (int64_t p = 0; p < task.panels; p += group) {
         const int64_t panels = least(group, task.panels - p);
         const T* bp = b + (task.panel + p) * panel_stride;
-        // The next group's weights are fetched into the second cache level a stretch a row block.
+        // A part of the next group's weights is prefetched into the L2 cache in each row block.
         const char* ahead = reinterpret_cast<const char*>(bp + panels * panel_stride);
         const int64_t stretch = round_up(panels * panel_stride * static_cast<int64_t>(sizeof(T)) * block / task.rows, 64);
         for (int64_t r = 0; r < task.rows; r += block) {
@@ -130,7 +130,7 @@ void run_dense(const Product& product, const LinearTask& task, const LinearIo& i
 }
 
 #if defined(FB_INT4_ROWS)
-// Few rows with INT4 weights: the weights are the product's rows, so what comes out is (outputs, rows).
+// Few rows with INT4 weights: the weights are the rows of the product, so the result is (outputs, rows).
 inline void run_int4(const Product& product, const LinearTask& task, const LinearIo& io) {
     const Weight& w = *product.weight;
     int64_t lda;
@@ -171,8 +171,8 @@ inline void run_int4(const Product& product, const LinearTask& task, const Linea
 }
 #endif
 
-// Quantized weights become panels of the activations' dtype in scratch, a stretch of k at a time for few rows (it stays
-// in the first cache level), whole for many (each stretch is then read once a row block).
+// Quantized weights are decoded to panels of the activations' dtype in scratch memory: a part of k at a time for few rows
+// (which stays in the L1 cache), all of k for many rows (each part is then read once per row block).
 template <class T>
 void run_quantized(const Product& product, const LinearTask& task, const LinearIo& io) {
     const Weight& w = *product.weight;
@@ -206,7 +206,7 @@ void run_quantized(const Product& product, const LinearTask& task, const LinearI
 }
 
 // A gate and an up projection side by side in one weight, and their product act(gate) * up: two panels of each give one
-// line of out. Values and roundings are those of the two operations apart.
+// line of the output. Values and roundings are those of the two separate operations.
 template <class T>
 void run_gated(const Product& product, const LinearTask& task, const LinearIo& io, bool gelu) {
     const Weight& w = *product.weight;
@@ -283,12 +283,12 @@ inline void run_products(Pool& pool, const std::vector<Product>& products, Linea
         const Product& product = products[i];
         const Weight& w = *product.weight;
         const bool quantized = w.kind >= forebay::INT4_G32;
-        // Rows that stay in the second cache level while panels go by.
+        // Rows that stay in the L2 cache while panels are streamed.
         const int64_t cached = round_up(most(128, CACHED_BYTES / (w.kp * (dtype == forebay::BF16 ? 2 : 4))), 64);
         const int64_t macro = quantized ? 1024 : product.count <= SKINNY_ROWS ? SKINNY_ROWS : cached;
         const int64_t row_tasks = ceil_div(product.count, macro), panels = w.np / 16 / (gate == NO_GATE ? 1 : 2);
-        // About 16 tasks a thread over all, so that a thread that lost its core for a moment costs little; fewer where each
-        // task turns its rows into panels first.
+        // About 16 tasks per thread in total, so that a thread that loses its core for a moment costs little; fewer where each
+        // task converts its rows to panels first.
         const bool turns = w.kind == forebay::INT4_G32 && product.count > 1 && product.count <= SKINNY_ROWS;
         int64_t chunk = most(1, total * row_tasks / ((turns ? 4 : 16) * pool.threads()));
         chunk = product.count <= SKINNY_ROWS ? round_up(chunk, 2) : round_up(least(chunk, 16), most(2, PANEL_GROUP));

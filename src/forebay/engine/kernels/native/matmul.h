@@ -1,10 +1,10 @@
-// The one inner product of everything: mm() adds A (rows, k) times packed B panels into fp32 C.
+// The one matrix product of this library: mm() adds A (rows, k) times packed B panels to fp32 C.
 //
 //   C[r][16 j + lane] (+)= sum over k of A[r][k] * B_j[k][lane]
 //
 // B panels are [k/2][16][2] for bf16 and [k][16] for fp32; k is a multiple of 32. Each output is one chain of sums over k
-// in order, whatever the number of rows or panels, so a row's bits never depend on its neighbours; splitting k over
-// several accumulating calls at multiples of 32 changes nothing either.
+// in order, whatever the number of rows or panels, so a row's bits never depend on other rows. Splitting k over several
+// accumulating calls at multiples of 32 does not change them either.
 #pragma once
 #include <type_traits>
 
@@ -56,7 +56,7 @@ inline __attribute__((noinline)) void mm(const float* a, int64_t lda, int64_t ro
     }
 }
 
-// mm() for few rows, which may call `meanwhile` (to fetch something) now and then.
+// mm() for few rows, which calls `meanwhile` (a prefetch) between products.
 template <class T, class Meanwhile>
 void mm_few(const T* a, int64_t lda, int64_t rows, const T* b, int64_t panel_stride, int64_t panels, int64_t k, float* c,
             int64_t ldc, bool accumulate, const Meanwhile& meanwhile) {
@@ -64,7 +64,7 @@ void mm_few(const T* a, int64_t lda, int64_t rows, const T* b, int64_t panel_str
     mm(a, lda, rows, b, panel_stride, panels, k, c, ldc, accumulate);
 }
 
-// Up to two panels of two weights: those of `b` into the columns of C from 0 on, those of `other` from 32 on.
+// Up to two panels of each of two weights: those of `b` to the columns of C from 0 on, those of `other` from 32 on.
 template <class T>
 void mm_two(const T* a, int64_t lda, int64_t rows, const T* b, const T* other, int64_t panel_stride, int64_t panels, int64_t k,
             float* c, int64_t ldc) {

@@ -1,5 +1,5 @@
-// bf16 products on AMX tiles. C tiles 0-3, A tiles 4-5, B tiles 6-7. TDPBF16PS treats every row of A alone and adds each
-// block of 32 k as one step, so a tile with fewer rows gives the same bits as a full one.
+// bf16 products on AMX tiles. C tiles 0-3, A tiles 4-5, B tiles 6-7. TDPBF16PS computes every row of A separately and adds
+// each block of 32 k as one step, so a tile with fewer rows gives the same bits as a full one.
 #pragma once
 #include "vec.h"
 
@@ -9,7 +9,7 @@ constexpr int64_t PANEL_GROUP = 2;
 constexpr int64_t ROW_BLOCK = 32;
 constexpr int64_t PREFETCH_BYTES = 8192;
 
-// The compiler does not know that tile loads read memory: say so.
+// The "memory" clobber tells the compiler that tile loads read memory.
 #define FB_TILE_LOAD(t, p, stride) \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((int64_t)(stride)) : "memory")
 #define FB_TILE_STORE(t, p, stride) \
@@ -23,8 +23,8 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Row tiles before the last are full and load A through tile 4; the last has `last` rows, loads A through tile 5 and
-// sums into C tile `tiles` - 1. In the 2 x 2 shape all are full.
+// Row tiles before the last are full and load A into tile 4; the last has `last` rows, loads A into tile 5 and adds to C tile
+// `tiles` - 1. In the 2 x 2 shape all are full.
 inline thread_local int tile_shape = -1;
 
 FB_INLINE void configure(int tiles, int last) {
@@ -46,7 +46,7 @@ FB_INLINE void configure_columns(int64_t columns) {
     tile_shape = key;
 }
 
-// Other libraries use tiles on the calling thread too: whoever starts a task assumes nothing about their shape.
+// Other libraries also use tiles on the calling thread: at the start of a task their configuration is unknown.
 inline void begin_task() { tile_shape = -1; }
 
 template <int T>

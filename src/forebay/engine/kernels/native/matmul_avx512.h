@@ -15,8 +15,7 @@ struct Nothing {
     FB_INLINE void operator()() const {}
 };
 
-// `far`: how much further the second half of the panels lies than panel_stride says. `meanwhile` is called twice for each
-// pair of k, while the products wait for nothing.
+// `far`: additional distance of the second half of the panels. `meanwhile` is called twice for each pair of k.
 template <int R, int P, class Meanwhile>
 void mm_bf16_block(const bf16* a, int64_t lda, const bf16* b, int64_t panel_stride, int64_t k, float* c, int64_t ldc,
                    bool accumulate, int64_t far, const Meanwhile& meanwhile) {
@@ -90,8 +89,8 @@ void mm_few(const bf16* a, int64_t lda, int64_t rows, const bf16* b, int64_t pan
         mm_bf16_rows<4>(a, lda, rows, b + p * panel_stride, panel_stride, k, c + 16 * p, ldc, accumulate, 0, meanwhile);
 }
 
-// mm_two() for two panels of each in one go: twice the accumulators of a call for each weight, so that neither loads nor
-// latencies hold the products up.
+// mm_two() for two panels of each in one pass: twice the accumulators of separate calls, so that neither loads nor latencies
+// slow the products down.
 #define FB_SIDE_BY_SIDE 1
 inline __attribute__((noinline)) void mm_side_by_side(const bf16* a, int64_t lda, int64_t rows, const bf16* b, const bf16* other,
                                                       int64_t panel_stride, int64_t k, float* c, int64_t ldc) {

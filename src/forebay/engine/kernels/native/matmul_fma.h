@@ -1,11 +1,10 @@
-// bf16 products by fp32 multiply-add, for AVX2 and for machines with neither: the halves of a packed pair are widened in
-// registers.
+// bf16 products by fp32 multiply-add, for AVX2 and for the generic variant: packed pairs are widened to fp32 in registers.
 #pragma once
 #include "vec.h"
 
 namespace FOREBAY_VARIANT {
 
-constexpr int64_t PANEL_GROUP = 1;  // panels a call of mm for one row block
+constexpr int64_t PANEL_GROUP = 1;  // panels per call of mm for one row block
 constexpr int64_t ROW_BLOCK = 64;
 
 inline void begin_task() {}

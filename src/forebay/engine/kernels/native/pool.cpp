@@ -88,7 +88,7 @@ void Pool::run(void (*fn)(void*, int64_t), void* context, int64_t tasks) {
         }
         drain(ticket);
         for (int spins = 0; completed_.load(std::memory_order_acquire) != static_cast<int64_t>(count); spins++) {
-            // A worker may have been descheduled while holding a task: give it this core after a while.
+            // A worker may have been descheduled while it runs a task: after some spins, yield the core to it.
             if (spins < 20000) pause();
             else std::this_thread::yield();
         }

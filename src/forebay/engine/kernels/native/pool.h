@@ -1,5 +1,5 @@
-// The threads. parallel(n, f) runs f(0) .. f(n - 1) on the caller and the workers, whoever is free takes the next one.
-// A worker that is asleep or descheduled never holds up a job it has not taken part in.
+// The threads. parallel(n, f) runs f(0) .. f(n - 1) on the caller and the workers; a free thread takes the next task.
+// A worker that is asleep or descheduled never delays a job of which it has taken no task.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -30,8 +30,8 @@ private:
     void worker();
     void drain(uint64_t ticket);
 
-    // The ticket is (epoch : 24 | tasks : 20 | next : 20): claiming a task and reading how many there are is one
-    // compare-and-swap, so that a worker late by a whole job cannot take part in the wrong one.
+    // The ticket is (epoch : 24 | tasks : 20 | next : 20). Claiming a task and reading the number of tasks is one
+    // compare-and-swap, so a worker that is late by a whole job cannot take a task of the wrong one.
     std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int64_t> completed_{0};
     alignas(64) std::atomic<uint32_t> sleepers_{0};

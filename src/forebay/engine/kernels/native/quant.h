@@ -1,10 +1,10 @@
-// Packing of weights, and quantized blocks turned back into what mm() takes.
+// Packing of weights, and decoding of quantized blocks to the panels that mm() takes.
 //
-// Values are those of the dequantised matrix in the activations' dtype: q * scale in fp32, rounded once, so that a product
-// with a packed weight equals the dense product with the dequantised one, bit for bit.
+// Values are those of the dequantized matrix in the activations' dtype: q * scale in fp32, rounded once, so that a product
+// with a packed weight equals the dense product with the dequantized one, bit for bit.
 //
-// A block is 16 outputs by 32 inputs. Its values are ordered as the packed bf16 panel wants them: row j holds inputs 2 j and
-// 2 j + 1, and in it comes output 0's pair, output 1's pair, ..; the "low" vector has outputs 0-7, the "high" one 8-15.
+// A block is 16 outputs by 32 inputs. Its values are in the order of a packed bf16 panel: row j holds inputs 2 j and
+// 2 j + 1: output 0's pair, output 1's pair, ..; the "low" vector has outputs 0-7, the "high" one 8-15.
 #pragma once
 #include "abi.h"
 #include "matmul.h"
@@ -25,13 +25,13 @@ using forebay::Weight;
 constexpr int64_t INT4_BLOCK_BYTES = 256 + 32;
 constexpr int64_t FP8_BLOCK_BYTES = 512 + 64;
 constexpr int64_t INT8_BLOCK_BYTES = 512;
-constexpr int64_t QUANT_PREFETCH_BYTES = 4096;  // beyond the block at hand
+constexpr int64_t QUANT_PREFETCH_BYTES = 4096;  // beyond the current block
 
 struct Halves {
     vf low, high;
 };
 
-// Sixteen scales, each doubled for its output's pair.
+// Sixteen scales, each twice, for its output's pair.
 FB_INLINE Halves double_up(vf scales) {
     const vi low = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
     return {__builtin_shuffle(scales, low), __builtin_shuffle(scales, low + 8)};
@@ -79,11 +79,11 @@ FB_INLINE void int4_block(const char* block, T* panel) {
 }
 #endif
 
-// e4m3 without NaN (weights have none).
+// e4m3 without NaN (weights contain none).
 FB_INLINE Halves fp8_row(const char* row) {
 #if defined(__AVX512BW__)
     const __m512i bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)row));
-    // As fp16 with the same mantissa the value is 2^8 too small; the scale makes up for it.
+    // As fp16 with the same mantissa the value is 2^8 too small; the scale corrects that.
     const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(0x80)), 8);
     const __m512i half = _mm512_or_si512(sign, _mm512_slli_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(0x7f)), 7));
     return {(vf)_mm512_cvtph_ps(_mm512_castsi512_si256(half)), (vf)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1))};
@@ -152,7 +152,7 @@ void pack_dense_panel(const Weight& w, const T* source, int64_t panel) {
     }
 }
 
-// The nibbles of one block as the checkpoint has them: words of eight, the lowest first. Past the edges they read as 8, which is 0.
+// The nibbles of one block as stored in the checkpoint: words of eight, the lowest first. Beyond the edges: 8, which means 0.
 inline void int4_nibbles(const Weight& w, const uint32_t* source, int64_t panel, int64_t g, uint8_t (&nibbles)[16][32]) {
     const int64_t words = ceil_div(w.k, 8);
     for (int64_t lane = 0; lane < 16; lane++)
@@ -173,7 +173,7 @@ inline void pack_int4_panel(const Weight& w, const uint32_t* source, const uint1
         for (int64_t lane = 0; lane < 16; lane++) {
             const int64_t n = panel * 16 + lane;
             scale[lane] = n < w.n ? scales[n * groups + g] : 0;
-            if ((scale[lane] & 0x7fff) == 0) {  // a group of zeros, as zeros with a scale of 1
+            if ((scale[lane] & 0x7fff) == 0) {  // a group of zeros is stored with a scale of 1
                 memset(nibbles[lane], 8, 32);
                 scale[lane] = 0x3f80;
             }
@@ -191,7 +191,7 @@ inline void pack_int4_panel(const Weight& w, const uint32_t* source, const uint1
     }
 }
 
-// Bytes of one block in panel order; past the edges zero, which is 0 in int8 and in e4m3.
+// Bytes of one block in panel order; beyond the edges 0, which is zero in int8 and in e4m3.
 inline void pack_bytes(const Weight& w, const char* source, int64_t panel, int64_t g, char* block) {
     for (int64_t j = 0; j < 16; j++)
         for (int64_t lane = 0; lane < 16; lane++)

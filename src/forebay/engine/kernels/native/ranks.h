@@ -1,5 +1,6 @@
-// Sums and gathers over the ranks of one machine, through the memory that runtime/comm.py lays out: a counter a rank, each in a
-// line of its own, a word that ends the group, and two sets of slots used in turn. See SharedMemoryComm for why two are enough.
+// Sums and gathers over the ranks of one machine, through shared memory with the layout of distributed/collectives.py: one
+// counter per rank, each in a cache line of its own, a word that ends the group, and two sets of slots used in turn (see
+// SharedMemoryComm for why two are enough).
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -17,15 +18,15 @@ class Exchange {
 public:
     explicit Exchange(const RanksView& view) : v(view) {}
 
-    // Where this rank's part of the next exchange goes.
+    // Where this rank writes its part of the next exchange.
     char* mine() { return slot(next(), v.rank); }
-    // Hands it over and waits for the others; false: the group was ended.
+    // Publishes it and waits for the other ranks; false: the group was ended.
     bool finish() {
         number = next();
         __atomic_store_n(counter(v.rank), number, __ATOMIC_RELEASE);
         return wait();
     }
-    // A rank's part, until the next exchange but one.
+    // A rank's part; valid until the exchange after the next.
     const char* part(int64_t rank) const { return slot(number, rank); }
 
 private:
@@ -47,7 +48,7 @@ private:
         clock_gettime(CLOCK_MONOTONIC, &t);
         return t.tv_sec * 1000000 + t.tv_nsec / 1000;
     }
-    // Looks all the time at first, then gives the core away between looks, then sleeps: the others are busy with something long.
+    // Spins at first, then yields the core between checks, then sleeps: the other ranks are busy for longer.
     bool wait() const {
         const int64_t began = microseconds();
         int64_t waited = 0;

@@ -8,7 +8,7 @@ namespace FOREBAY_VARIANT {
 
 using forebay::Pool;
 
-// Runs f(row) for every row, on several threads when the rows are worth waking one.
+// Runs f(row) for every row, on several threads when there is enough work to wake one.
 template <class F>
 void for_rows(Pool& pool, int64_t rows, int64_t bytes_a_row, const F& f) {
     const int64_t worth = 32768;
@@ -150,7 +150,7 @@ inline void embed(Pool& pool, const void* raw) {
     });
 }
 
-// A packed row lies scattered, PAIR values of it in every group of 16 outputs.
+// A packed row is scattered: PAIR values of it in every group of 16 outputs.
 template <class T, int64_t PAIR>
 void embed_packed_of(Pool& pool, const forebay::EmbedPackedArgs& a) {
     const forebay::Weight& w = *a.weight;

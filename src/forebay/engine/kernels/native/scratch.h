@@ -29,7 +29,7 @@ private:
     size_t size_ = 0;
 };
 
-// One a thread and purpose; Tag keeps purposes that are alive together apart.
+// One per thread and Tag; memory that is in use at the same time needs different tags.
 template <class Tag>
 Scratch& scratch() {
     static thread_local Scratch s;

@@ -1,4 +1,4 @@
-// Sixteen by sixteen transposes of 32-bit values, and the layouts attention makes with them.
+// Transposes of 16 x 16 32-bit values, and the layouts that attention needs.
 #pragma once
 #include "vec.h"
 
@@ -57,7 +57,7 @@ FB_INLINE void pack_panel(const float* rows, int64_t stride, int64_t k, float* p
 }
 
 #if defined(__AVX512F__)
-// even[0], odd[0], even[1], odd[1], .. of sixteen each.
+// Interleaves: even[0], odd[0], even[1], odd[1], .. of sixteen each.
 FB_INLINE __m512i interleaved(const bf16* even, const bf16* odd) {
     alignas(64) static const uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};

@@ -1,5 +1,5 @@
-// Sixteen fp32 lanes for every instruction set: GCC's vector extension carries the arithmetic, and intrinsics replace
-// what it lowers badly. Included once per variant, inside the variant's namespace.
+// Sixteen fp32 lanes for every instruction set: GCC's vector extension for the arithmetic, and intrinsics where it generates
+// slow code. Included once per variant, inside the variant's namespace.
 #pragma once
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -58,7 +58,7 @@ FB_INLINE void storeu(bf16* p, vf v) {
     memcpy(p, &half, 32);
 }
 
-// n values, without a call to the library for what is mostly a hundred bytes.
+// Copies n values without a library call; usually about a hundred bytes.
 template <class T>
 FB_INLINE void copy_values(T* to, const T* from, int64_t n) {
     int64_t i = 0;
@@ -66,7 +66,7 @@ FB_INLINE void copy_values(T* to, const T* from, int64_t n) {
     for (; i < n; i++) to[i] = from[i];
 }
 
-// A 64-byte line written around the caches; pointers 64-byte aligned. finish_streams() before another thread reads it.
+// Writes a 64-byte line with a streaming store; pointers are 64-byte aligned. Call finish_streams() before another thread reads it.
 FB_INLINE void stream_line(void* to, const void* line) {
 #if defined(__AVX512F__)
     _mm512_stream_si512((__m512i*)to, _mm512_loadu_si512(line));
@@ -97,7 +97,7 @@ FB_INLINE void finish_streams() {
 #endif
 }
 
-// The first n lanes; the others read as zero and are not written.
+// The first n lanes; the others are read as zero and not written.
 template <class T>
 FB_INLINE vf load_n(const T* p, int64_t n) {
     if (n >= LANES) return loadu(p);
@@ -166,8 +166,8 @@ FB_INLINE float hsum(vf v) {
     return t[0];
 }
 
-// 2^x within 2e-7, exactly 1 at 0, exactly 0 below -126 (a denormal result would cost a microcode assist, and masked
-// scores lie there). The polynomial is the least-maximum fit of 2^f on [0, 1) with the constant 1.
+// 2^x within 2e-7, exactly 1 at 0, exactly 0 below -126 (denormal results are slow, and masked scores are in that range). The polynomial is the
+// minimax fit of 2^f on [0, 1) with constant term 1.
 FB_INLINE vf exp2v(vf x) {
     const vf c1 = set1(6.931513118e-1f), c2 = set1(2.401644498e-1f), c3 = set1(5.579991433e-2f),
              c4 = set1(9.017028676e-3f), c5 = set1(1.867130827e-3f), one = set1(1.0f);
