@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export FOREBAY_CACHE ?= $(HOME)/.cache/forebay
 
-.PHONY: up test soak env lint clean help
+.PHONY: up test soak wheel env lint clean help
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -20,6 +20,10 @@ test: env lint
 ## make soak  the long runs (hours); results go to docs/soak.md
 soak: env
 	@$(BIN)/python -m pytest -m soak tests
+
+## make wheel the installable package, in dist/
+wheel: env
+	@rm -rf build dist && $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist . && rm -rf build && ls dist/*.whl
 
 lint: env
 	@echo "lint: ruff, mypy"; $(BIN)/ruff check . && $(BIN)/ruff format --check -q . && $(BIN)/mypy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +63,6 @@ def test_verify_observes_host_hits_and_a_rewritten_layout(case: Case, driver: Dr
 @pytest.mark.soak
 def test_verify_at_two_ranks(case: Case, driver: Driver, tmp_path: Path) -> None:
     """SmolLM2's nine heads do not divide; this one computes long enough for loading back to be sooner."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
     from tiny_models import make_tiny
 
     model = make_tiny(

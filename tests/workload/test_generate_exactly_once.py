@@ -5,12 +5,11 @@ and no finished turn was asked for twice.
 from __future__ import annotations
 
 import random
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from workload_processes import ROOT, EngineServer, NullServer, finished, forebay, write_conversations
+from workload_processes import EngineServer, NullServer, finished, forebay, write_conversations
 
 from forebay.workload.generate.journal import scan
 
@@ -96,7 +95,6 @@ def _exactly_once(
 
 def _tiny_engine(folder: Path) -> tuple[EngineServer, list[str]]:
     """A tiny random model, and options that keep whatever it says."""
-    sys.path.insert(0, str(ROOT / "tests" / "engine"))
     from tiny_models import make_tiny
 
     keep = [

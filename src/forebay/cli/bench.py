@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from forebay.cli._complete import run_names
 from forebay.errors import UsageError
 from forebay.workload.bench.settings import BenchSettings, CacheTemperature, Workload
 
@@ -17,7 +18,7 @@ __all__ = ["command"]
 
 
 @click.command("bench")
-@click.argument("targets", metavar="URL|NAME...", nargs=-1)
+@click.argument("targets", metavar="URL|NAME...", nargs=-1, shell_complete=run_names)
 @click.option("--compare", "two", nargs=2, metavar="A B", help="Two addresses, runs, or plan files.")
 @click.option("--rounds", default=8, show_default=True, help="Rounds per side, for --compare.")
 @click.option(

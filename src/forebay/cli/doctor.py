@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forebay.cli._complete import runs_or_files
+
 if TYPE_CHECKING:
     from forebay.operation.doctor import Diagnosis
     from forebay.operation.doctor.facts import HostFacts
@@ -18,7 +20,7 @@ _SHOWN = 200
 
 
 @click.command("doctor", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, required=True, metavar="NAME|FILE…|-")
+@click.argument("names", nargs=-1, required=True, metavar="NAME|FILE…|-", shell_complete=runs_or_files)
 @click.option(
     "--machine",
     "machine_file",

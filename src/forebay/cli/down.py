@@ -6,13 +6,14 @@ import json
 
 import click
 
+from forebay.cli._complete import run_names
 from forebay.errors import ExitCode
 
 __all__ = ["command"]
 
 
 @click.command("down", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("name")
+@click.argument("name", shell_complete=run_names)
 @click.option("--drain-seconds", type=float, help="Time for running requests to finish.  [default: 30]")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 def command(name: str, drain_seconds: float | None, as_json: bool) -> int:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import click
 
+from forebay.cli._complete import run_names
+
 __all__ = ["command"]
 
 
 @click.command("logs", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("name")
+@click.argument("name", shell_complete=run_names)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended (Ctrl-C stops showing, not the run).")
 @click.option("-n", "--lines", default=200, show_default=True, type=click.IntRange(0), help="Last lines shown first.")
 @click.option("--events", is_flag=True, help="Forebay's own events (JSON lines) instead of the server's log.")

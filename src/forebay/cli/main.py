@@ -8,6 +8,7 @@ import sys
 import traceback
 
 import click
+from click.shell_completion import CompletionItem
 
 from forebay import __version__
 from forebay.errors import ExitCode, ForebayError
@@ -30,6 +31,7 @@ COMMANDS = {
     "down": ("down", "End a run and check that nothing is left."),
     "bench": ("bench", "Measure a server over HTTP."),
     "generate": ("generate", "Generate a data set from a served model, exactly once."),
+    "completion": ("completion", "Print the script that completes commands in bash, zsh or fish."),
 }
 
 
@@ -43,6 +45,11 @@ class _LazyGroup(click.Group):
         module = importlib.import_module(f"forebay.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = module.command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Subcommands and this group's options, without importing every subcommand for its help text."""
+        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

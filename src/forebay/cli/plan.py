@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from forebay.cli._complete import model_names
 from forebay.errors import ExitCode, UsageError
 from forebay.sizes import parse_size
 
@@ -29,7 +30,7 @@ class _Size(click.ParamType[int]):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Flags after -- are the server's own, in its own units: -- --hicache-size 48 --mem-fraction-static 0.85",
 )
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=model_names)
 @click.argument("server_flags", nargs=-1, type=click.UNPROCESSED)
 @click.option("--server", type=click.Choice(["embedded", "sglang", "vllm"]), default="embedded", show_default=True)
 @click.option(

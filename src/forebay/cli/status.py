@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forebay.cli._complete import run_names
 from forebay.sizes import format_binary
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ __all__ = ["command"]
 
 
 @click.command("status", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=run_names)
 @click.option("--all", "everything", is_flag=True, help="Ended runs too.")
 @click.option("--json", "as_json", is_flag=True, help="A list of runs as JSON.")
 def command(name: str | None, everything: bool, as_json: bool) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from forebay.cli._complete import model_names
 from forebay.errors import ExitCode
 from forebay.sizes import parse_size
 
@@ -30,7 +31,7 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 
 
 @click.command("up", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model")
+@click.argument("model", shell_complete=model_names)
 @click.argument("server_flags", nargs=-1, type=click.UNPROCESSED)
 @click.option("--server", type=click.Choice(["embedded", "sglang", "vllm"]), help="[default: embedded]")
 @click.option("--name", help="Name of the run.  [default: MODEL-SERVER]")

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from forebay.cli._complete import run_names
 from forebay.cli._verify_view import show_rows
 from forebay.errors import ExitCode
 
@@ -13,7 +14,7 @@ __all__ = ["command"]
 
 
 @click.command("verify", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("target", metavar="NAME|URL")
+@click.argument("target", metavar="NAME|URL", shell_complete=run_names)
 @click.option(
     "--log", type=click.Path(exists=False), help="The server's log; settings and pool sizes in it count as effective."
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
+from forebay.cli._complete import run_names
+
 __all__ = ["command"]
 
 
 @click.command("wait", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("target", metavar="NAME|URL")
+@click.argument("target", metavar="NAME|URL", shell_complete=run_names)
 @click.option("--pid", type=int, help="The process that must become the server.  [default: the listener]")
 @click.option("--log", type=click.Path(exists=False), help="The server's log, followed for stages and errors.")
 @click.option("--server", type=click.Choice(["embedded", "sglang", "vllm"]), help="[default: detected]")

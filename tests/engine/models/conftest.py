@@ -1,12 +1,6 @@
-"""Shared by the model tests: the tiny checkpoints' module on the path, and the back ends."""
-
-import sys
-from pathlib import Path
+"""The kernel back ends that the model tests run on."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session", params=["torch", "native"])

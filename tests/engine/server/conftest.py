@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from server_process import ServerProcess
 from tiny_models import VOCAB, edit_config, make_tiny
 
 

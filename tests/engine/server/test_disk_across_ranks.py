@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from server_process import ServerProcess
 from tiny_models import make_tiny
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

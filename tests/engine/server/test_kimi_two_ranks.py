@@ -17,8 +17,6 @@ import pytest
 import torch
 
 from ports import free_port
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_models import make_tiny, quantize_tiny
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

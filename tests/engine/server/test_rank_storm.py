@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -14,14 +13,12 @@ import pytest
 import zmq
 from rank_storm import Storm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tiny_models import make_tiny
-
 from forebay.engine.ipc.messages import StepAck
 from forebay.engine.ipc.sockets import Endpoints, Outbox
 from forebay.engine.model_executor.step import StepBatch
 from forebay.engine.worker.tensor_parallel import RankGroup
 from forebay.errors import DeadError
+from tiny_models import make_tiny
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -44,13 +44,21 @@ def ask(url: str, body: Any = None, *, method: str = "GET", timeout_s: float = 6
 class ServerProcess:
     """Starts the server on a free port and waits until it is ready (unless told not to)."""
 
-    def __init__(self, model: str, log: Path, *options: str, wait: bool = True, tmp: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        log: Path,
+        *options: str,
+        wait: bool = True,
+        tmp: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.log = log
         self.model_name = (
             options[options.index("--served-model-name") + 1] if "--served-model-name" in options else model
         )
         command = [sys.executable, "-m", "forebay.engine", model, "--port", "0", "--device-cache", "64MB", *options]
-        environment = os.environ | ({} if tmp is None else {"TMPDIR": str(tmp)})
+        environment = (environment or dict(os.environ)) | ({} if tmp is None else {"TMPDIR": str(tmp)})
         with log.open("wb") as out:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
         port = self.wait_for(r"INFO listening .*port=(\d+)")[1]
