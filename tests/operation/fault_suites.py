@@ -31,12 +31,12 @@ from operator_driving import (
     until,
 )
 from operator_peers import truncated_copy
+from ports import free_port
 
 from forebay.machine.local import LocalMachine
 from forebay.servers.http_client import parse_address, send
 from forebay.servers.install import find_installation
 from forebay.servers.registry import server_named
-from ports import free_port
 
 LATEST_S = 20.0
 """When a test gives up. The rule, 2 s from the evidence, is ``Beat.assert_soon``'s."""

@@ -10,7 +10,6 @@ import pytest
 from fault_suites import Case, Ending, FailedStarts, Serving
 from operator_driving import Driver, assert_nothing_left
 from operator_peers import real_model
-
 from ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -11,7 +11,6 @@ import subprocess
 import pytest
 from operator_driving import REPO, Driver, assert_nothing_left, stranger, until
 from operator_peers import real_model
-
 from ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

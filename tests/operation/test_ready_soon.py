@@ -12,7 +12,6 @@ import pytest
 from fault_suites import Case
 from operator_driving import Driver
 from operator_peers import peer, real_model
-
 from ports import free_port
 
 pytestmark = [pytest.mark.soak, pytest.mark.engine, pytest.mark.peers, pytest.mark.timeout(900)]

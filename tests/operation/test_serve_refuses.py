@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from operator_driving import Driver
-
 from ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from server_process import ServerProcess
 from tiny_models import make_tiny
 

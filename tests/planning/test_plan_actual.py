@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from plan_helpers import GB
+from ports import free_port
 
 from forebay.machine import processes
 from forebay.machine.interface import HttpFailure
@@ -27,7 +28,6 @@ from forebay.planning.make_plan import PlanOptions, make_plan
 from forebay.planning.plan import Plan
 from forebay.servers.install import Installation, find_installation
 from forebay.servers.registry import server_named
-from ports import free_port
 
 MACHINE = LocalMachine()
 START_S = 420

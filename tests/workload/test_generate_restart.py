@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from benchmarks.lib.modules import module_command, module_env
 from forebay.errors import DeadError
@@ -17,7 +18,6 @@ from forebay.workload.concurrency_limit import ConcurrencyLimit
 from forebay.workload.generate.restart import ServerRestarter, StartBudget, up_command
 from forebay.workload.generate.server_pool import ServerEndpoint, ServerPool
 from forebay.workload.target import up_address
-from ports import free_port
 
 
 def test_starts_are_spaced_and_end_after_five_in_ten_minutes() -> None:

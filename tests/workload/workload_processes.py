@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from urllib.request import urlopen
 
-from benchmarks.lib.modules import module_command, module_env
 from ports import free_port
+
+from benchmarks.lib.modules import module_command, module_env
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from server_process import ServerProcess
 from tiny_models import VOCAB, edit_config, make_tiny
 

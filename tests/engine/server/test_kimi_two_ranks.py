@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from ports import free_port
 from tiny_models import make_tiny, quantize_tiny
 

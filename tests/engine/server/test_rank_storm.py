@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import zmq
 from rank_storm import Storm
+from tiny_models import make_tiny
 
 from forebay.engine.ipc.messages import StepAck
 from forebay.engine.ipc.sockets import Endpoints, Outbox
 from forebay.engine.model_executor.step import StepBatch
 from forebay.engine.worker.tensor_parallel import RankGroup
 from forebay.errors import DeadError
-from tiny_models import make_tiny
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
