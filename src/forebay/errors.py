@@ -3,6 +3,7 @@
     ForebayError                a failure with a message for a person; ``exit_code`` says which family
       UsageError       (2)      bad usage or input: the user can fix it
       RefusedError     (3)      it does not fit, or may not be done
+        HostUnreachableError    another machine cannot be reached, or not be used
       DeadError        (4)      the server is dead
       TimeIsUpError    (5)      a deadline passed
       StalledError     (6)      stalled or hung
@@ -23,6 +24,7 @@ __all__ = [
     "ExitCode",
     "FailedRowsError",
     "ForebayError",
+    "HostUnreachableError",
     "LeftBehindError",
     "NotInEffectError",
     "RefusedError",
@@ -76,6 +78,10 @@ class RefusedError(ForebayError):
     """It does not fit, or another owner holds it."""
 
     exit_code = ExitCode.REFUSED
+
+
+class HostUnreachableError(RefusedError):
+    """Another machine cannot be reached, or lacks what is needed there."""
 
 
 class DeadError(ForebayError):

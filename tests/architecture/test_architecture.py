@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kv": {"model"},
     "engine": {"model", "kv", "hostmemory", "compiler"},
 }
-SHARED = {"errors", "causes", "sizes", "paths", "__version__"}
+SHARED = {"errors", "causes", "json_records", "sizes", "paths", "__version__"}
 
 # Creates its shared memory in /dev/shm
 ENGINE_LOOKS = {"engine/cache/host/region.py"}

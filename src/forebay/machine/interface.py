@@ -11,6 +11,7 @@ file would; the rooms turn that into "not there" or "not readable", never into a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -156,6 +157,31 @@ class Machine(Protocol):
     @property
     def name(self) -> str:
         """``local``, or where it is."""
+
+    def batch(
+        self,
+        *,
+        read: Sequence[str] = (),
+        globs: Sequence[str] = (),
+        folders: Sequence[str] = (),
+        spaces: Sequence[str] = (),
+        commands: Sequence[Sequence[str]] = (),
+        clock: bool = False,
+    ) -> AbstractContextManager[None]:
+        """Announce what is going to be read inside the block; a machine far away then fetches all of it in one round
+        trip.
+
+        Only speed depends on it: whatever was not announced is read as usual. Inside the block the values do not
+        change.
+
+        Args:
+            read: paths of files for ``read`` and ``read_bytes``.
+            globs: patterns of such paths.
+            folders: for ``listdir``.
+            spaces: for ``space``.
+            commands: for ``run``.
+            clock: for ``now``.
+        """
 
     def read_bytes(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         """A file's bytes from ``offset``, at most ``limit``. Raises OSError."""

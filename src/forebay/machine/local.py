@@ -10,6 +10,7 @@ import stat as stat_module
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from forebay.machine import http
@@ -23,6 +24,7 @@ from forebay.machine.interface import (
     Space,
     Tail,
 )
+from forebay.machine.nvidia_smi import GPU_QUERY, PROCESS_QUERY, parse_gpus
 from forebay.machine.proc_stat import parse_stat
 
 __all__ = ["LocalMachine"]
@@ -32,6 +34,18 @@ class LocalMachine:
     """The machine this process runs on."""
 
     name = "local"
+
+    def batch(
+        self,
+        *,
+        read: Sequence[str] = (),
+        globs: Sequence[str] = (),
+        folders: Sequence[str] = (),
+        spaces: Sequence[str] = (),
+        commands: Sequence[Sequence[str]] = (),
+        clock: bool = False,
+    ) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def read_bytes(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         with open(path, "rb") as file:
@@ -116,9 +130,12 @@ class LocalMachine:
         return BindResult.FREE
 
     def gpus(self) -> list[GpuReading]:
-        from forebay.machine.nvml import read_gpus
+        from forebay.machine.nvml import has_nvml, read_gpus
 
-        return read_gpus()
+        if has_nvml():
+            return read_gpus()
+        gpus = self.run(GPU_QUERY)
+        return parse_gpus(gpus, self.run(PROCESS_QUERY)) if gpus.exit_code == 0 else []
 
     def now(self) -> float:
         return time.time()

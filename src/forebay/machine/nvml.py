@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 from forebay.machine.interface import GpuReading
 
-__all__ = ["read_gpus"]
+__all__ = ["has_nvml", "read_gpus"]
+
+
+def has_nvml() -> bool:
+    """Whether the nvidia-ml-py package is installed."""
+    return importlib.util.find_spec("pynvml") is not None
 
 
 def read_gpus() -> list[GpuReading]:

@@ -15,6 +15,7 @@ import base64
 import errno as errno_module
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +51,18 @@ class RecordedMachine:
             raise UsageError(f"{folder} is no recorded machine: {error}") from error
         self.name = str(self._looks.get("name", folder.name))
         self.acts: list[tuple[str, object]] = []
+
+    def batch(
+        self,
+        *,
+        read: Sequence[str] = (),
+        globs: Sequence[str] = (),
+        folders: Sequence[str] = (),
+        spaces: Sequence[str] = (),
+        commands: Sequence[Sequence[str]] = (),
+        clock: bool = False,
+    ) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def read_bytes(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         self._fail("read", path)
@@ -157,6 +170,18 @@ class RecordingMachine:
             target.write_bytes(data)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "looks.json").write_text(json.dumps(self._looks, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+    def batch(
+        self,
+        *,
+        read: Sequence[str] = (),
+        globs: Sequence[str] = (),
+        folders: Sequence[str] = (),
+        spaces: Sequence[str] = (),
+        commands: Sequence[Sequence[str]] = (),
+        clock: bool = False,
+    ) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def read_bytes(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         data = self._keep_failure("read", path, lambda: self._machine.read_bytes(path))

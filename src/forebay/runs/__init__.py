@@ -2,7 +2,6 @@
 
 run_record       the folder of a run and run.json in it
 earlier_runs     ended runs that are kept, and how many
-json_records     dataclasses to JSON and back, with the standard library alone
 event_tail       events as they are written
 start_times      how long the stages of earlier starts took
 owned_processes  which processes belong to a run

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import RefusedError, UsageError
+from forebay.json_records import decode_record, encode_record
 from forebay.machine.processes import ProcessId
 from forebay.paths import earlier_runs_dir, runs_dir
 from forebay.runs.earlier_runs import archive_run
-from forebay.runs.json_records import decode_record, encode_record
 
 __all__ = [
     "SCHEMA",

@@ -1,8 +1,7 @@
 """Dataclasses to JSON and back, checked against their annotations, with the standard library alone.
 
-run.json is read and written on every host a server runs on, by whatever Python (3.10 or newer) is there: no package can
-be counted on. Unknown keys are ignored, so a record of a newer minor version can still be read.
-"""
+Records are read and written on every host a server runs on, by whatever Python (3.10 or newer) is there: no package
+can be counted on. Unknown keys are ignored, so a record of a newer minor version can still be read."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 __all__ = ["decode_record", "encode_record"]
@@ -36,13 +36,15 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return _value(next(item for item in arguments if item is not type(None)), value, where)
+        return _union(arguments, value, where)
     if origin is list and isinstance(value, list):
         return [_value(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        return {str(key): _value(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        return {
+            _key(arguments[0], key, where): _value(arguments[1], item, f"{where}.{key}") for key, item in value.items()
+        }
     if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         return _dataclass(kind, value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -51,6 +53,29 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return value
     expected = getattr(origin or kind, "__name__", str(kind))
     raise ValueError(f"{where}: expected {expected}, found {type(value).__name__}")
+
+
+def _union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    failure: ValueError | None = None
+    for kind in kinds:
+        if kind is not type(None):
+            try:
+                return _value(kind, value, where)
+            except ValueError as error:
+                failure = error
+    raise failure or ValueError(f"{where}: expected nothing")
+
+
+def _key(kind: Any, key: str, where: str) -> Any:
+    """JSON writes the keys of a mapping as text."""
+    if kind is not int:
+        return key
+    try:
+        return int(key)
+    except ValueError:
+        raise ValueError(f"{where}: expected whole numbers as keys, found {key!r}") from None
 
 
 def _dataclass(kind: type, fields: dict[str, Any], where: str) -> Any:
