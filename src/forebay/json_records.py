@@ -6,6 +6,7 @@ can be counted on. Unknown keys are ignored, so a record of a newer minor versio
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import types
 import typing
@@ -35,6 +36,8 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
+    if origin is typing.Literal and value in arguments:
+        return value
     if origin in (typing.Union, types.UnionType):
         return _union(arguments, value, where)
     if origin is list and isinstance(value, list):
@@ -45,6 +48,8 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return {
             _key(arguments[0], key, where): _value(arguments[1], item, f"{where}.{key}") for key, item in value.items()
         }
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         return _dataclass(kind, value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Screen"]
 
-_QUIET = ("launched", "exited", "down")
+_QUIET = ("created", "launched", "exited", "down")
 
 
 class Screen:
@@ -28,9 +28,10 @@ class Screen:
     def __init__(self, *, as_json: bool) -> None:
         self._json = as_json
         self._live: Live | None = None
+        self._url = ""
         self._tty = not as_json and sys.stderr.isatty()
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: Mapping[str, Any], *, offset: int | None = None) -> None:
         """Show one event."""
         if self._json:
             click.echo(json.dumps(event))
@@ -41,8 +42,9 @@ class Screen:
         elif kind == "stage":
             self._line(f"  {event['stage']}{_percent(event.get('percent'))}")
         elif kind == "answer":
-            self.close()
-            click.echo(f"\n  {event['question']}\n  {click.style(event['answer'], bold=True)}\n")
+            self._answer(event)
+        elif kind == "serving":
+            self._serving(event)
         elif kind == "doing":
             self._line(f"    {event['doing']}")
         elif kind == "log":
@@ -80,6 +82,22 @@ class Screen:
                 self._line(f"    {text}")
             if event.get("fix"):
                 self._line(f"  fix: {event['fix']}")
+
+    def _serving(self, event: Mapping[str, Any]) -> None:
+        self._url = str(event.get("local_url") or event["url"])
+        there = f" on {event['on']}" if "on" in event else ""
+        here = f", here at {event['local_url']}/v1" if "local_url" in event else ""
+        self._line(f"serving {event['model']}{there} at {event['url']}/v1{here}")
+        if there and not here:
+            self._line(f"  reach it from here: forebay forward {event['name']} --on {event['on']}")
+
+    def _answer(self, event: Mapping[str, Any]) -> None:
+        from forebay.operation.start.question import example_requests
+
+        self.close()
+        click.echo(f"\n  {event['question']}\n  {click.style(event['answer'], bold=True)}\n")
+        for line in example_requests(self._url, str(event["model"]), str(event["question"]), event["flush_path"]):
+            self._line(line)
 
     def _findings(self, kind: str, event: Mapping[str, Any]) -> None:
         """Warnings only: what refuses is the command's error message."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from forebay.cli._complete import runs_or_files
+from forebay.cli._hosts import QuietOutput, on_option, one_host, run
+from forebay.errors import UsageError
 
 if TYPE_CHECKING:
     from forebay.operation.doctor import Diagnosis
@@ -34,6 +37,7 @@ _SHOWN = 200
 @click.option("--exit-code", type=int, help="How the API server process ended, where you know it (137, -9, …).")
 @click.option("--kernel-log", type=click.Path(), help="A file with the kernel log (`dmesg > FILE`) of the time.")
 @click.option("--oom-kills", type=int, help="How far oom_kill in the cgroup's memory.events went up meanwhile.")
+@on_option
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
 def command(
     names: tuple[str, ...],
@@ -44,6 +48,7 @@ def command(
     exit_code: int | None,
     kernel_log: str | None,
     oom_kills: int | None,
+    on: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Say why a server failed: the cause and not its consequences, the lines that show it, and what to change.
@@ -65,16 +70,16 @@ def command(
 
     Exit 0 it answered, 2 a file or run is not there.
     """
-    from forebay.cli._sizer import size_launch
-    from forebay.machine.local import LocalMachine
-    from forebay.operation.doctor import Observations
-    from forebay.operation.doctor.read_log import read_lines
-    from forebay.operation.doctor.run_folder import diagnose_named
+    from forebay.commands.requests import DoctorRequest
+    from forebay.json_records import decode_record
+    from forebay.operation.doctor.records import Diagnosis
 
-    lines = read_lines(kernel_log) if kernel_log else ()
-    observed = Observations(exit_code=exit_code, kernel_lines=lines, oom_kills=oom_kills)
-    facts = _host_facts(machine_file, host_memory, gpus, shm)
-    answer = diagnose_named(LocalMachine(), names, observed, facts, size_launch)
+    host = one_host(on, "doctor")
+    if host is not None and "-" in names:
+        raise UsageError("the log on the standard input is on this machine", fix="leave --on out")
+    facts = asdict(_host_facts(machine_file, host_memory, gpus, shm))
+    request = DoctorRequest(names, exit_code, kernel_log, oom_kills, facts)
+    answer = decode_record(Diagnosis, run(request, QuietOutput(), host)["answer"])
     if as_json:
         click.echo(json.dumps(answer.as_json(), ensure_ascii=False))
     else:

@@ -29,6 +29,7 @@ COMMANDS = {
     "status": ("status", "The runs on this machine and their state."),
     "logs": ("logs", "Show or follow a run's log."),
     "down": ("down", "End a run and check that nothing is left."),
+    "forward": ("forward", "Reach a server on another machine through a port of this one."),
     "bench": ("bench", "Measure a server over HTTP."),
     "generate": ("generate", "Generate a data set from a served model, exactly once."),
     "completion": ("completion", "Print the script that completes commands in bash, zsh or fish."),
@@ -67,6 +68,7 @@ def cli() -> None:
       forebay up smollm2                start it, watch it, verify it
       forebay status                    what runs on this machine
       forebay down NAME                 end it and check that nothing is left
+      forebay up MODEL --on HOST        the same on another machine, over SSH
 
     Exit codes: 0 done, 1 a bug in forebay, 2 bad usage or input, 3 refused, 4 dead, 5 time is up, 6 stalled or hung,
     7 asked for but not in effect, 8 something left behind, 9 finished with failed rows, 130 Ctrl-C.

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from forebay.cli._complete import model_names
-from forebay.errors import ExitCode
+from forebay.cli._hosts import SECONDS, api_key_option, destinations, on_option, run
+from forebay.cli._up_on_host import up_on_host, up_on_hosts
+from forebay.commands.requests import UpRequest
 from forebay.sizes import parse_size
 
 __all__ = ["command"]
@@ -54,10 +56,20 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.option("--detach", "-d", is_flag=True, help="Once ready and verified, leave it running under its supervisor.")
 @click.option("--no-verify", is_flag=True, help="Do not probe the cache once it is ready.")
 @click.option("--no-plan", is_flag=True, help="Launch what the plan would refuse.")
-@click.option("--probe-seconds", default=60.0, show_default=True, help="The longest probe of verify.")
-@click.option("--timeout", type=float, help="Stop waiting after this many seconds (exit 5).  [default: never]")
-@click.option("--hang-seconds", default=120.0, show_default=True, help="CPU time but no token for this long is a hang.")
-@click.option("--stall-seconds", default=300.0, show_default=True, help="Nothing moving for this long is a stall.")
+@click.option("--probe-seconds", type=SECONDS, default=60.0, show_default=True, help="The longest probe of verify.")
+@click.option("--timeout", type=SECONDS, help="Stop waiting after this many seconds (exit 5).  [default: never]")
+@click.option(
+    "--hang-seconds",
+    type=SECONDS,
+    default=120.0,
+    show_default=True,
+    help="CPU time but no token for this long is a hang.",
+)
+@click.option(
+    "--stall-seconds", type=SECONDS, default=300.0, show_default=True, help="Nothing moving for this long is a stall."
+)
+@api_key_option
+@on_option
 @click.option("--json", "as_json", is_flag=True, help="One event per line on stdout.")
 def command(**options: Any) -> int:
     """Start a server for MODEL (a folder, a file, a name) or a saved plan (plan.json), and check that it works.
@@ -68,6 +80,7 @@ def command(**options: Any) -> int:
     forebay up MODEL --server sglang --tp 8 -- --hicache-size 48
     forebay up smollm2 --port 8000-8009 --host-cache auto --ask "What is the capital of France?"
     forebay up plan.json                                 run what `forebay plan --json` saved
+    forebay up /models/llama --on gpu1 -- ...            on another machine, over SSH; its port is forwarded here
 
     Everything after -- goes to the server unchanged, in the server's own units, and overrides the options above. Flags
     that verify needs (--enable-metrics, --enable-prompt-tokens-details) are added and shown.
@@ -77,22 +90,21 @@ def command(**options: Any) -> int:
     asked for but not in effect. In the foreground Ctrl-C ends the server and checks that nothing is left.
     """
     from forebay.cli._live import Screen
-    from forebay.cli._planner import plan_for_up
-    from forebay.machine.local import LocalMachine
-    from forebay.operation.start.bring_up import BringUp, UpOptions
+    from forebay.operation.start.up_options import UpOptions
+    from forebay.runs.run_record import this_operator
 
     signal.signal(signal.SIGTERM, _as_interrupt)
     signal.signal(signal.SIGHUP, _as_interrupt)
     screen = Screen(as_json=options.pop("as_json"))
-    port, last_port = options.pop("port")
-    given = {**options, "port": port, "last_port": last_port, "server_flags": tuple(options["server_flags"])}
-    job = BringUp(LocalMachine(), UpOptions(**given), plan_for_up, screen.event, screen.say)
+    (port, last_port), hosts = options.pop("port"), destinations(options.pop("on"))
+    options["server_flags"], options["api_key"] = tuple(options["server_flags"]), options["api_key"] or ""
+    given = UpOptions(**options, port=port, last_port=last_port, started_by=this_operator())
     try:
-        return int(job.run())
-    except KeyboardInterrupt:
-        screen.close()
-        job.interrupted()
-        return int(ExitCode.INTERRUPTED)
+        if not hosts:
+            return int(run(UpRequest(given), screen)["exit_code"])
+        if len(hosts) == 1:
+            return up_on_host(given, hosts[0], screen)
+        return up_on_hosts(given, hosts, screen)
     finally:
         screen.close()
 

@@ -7,8 +7,8 @@ import json
 import click
 
 from forebay.cli._complete import run_names
+from forebay.cli._hosts import SECONDS, QuietOutput, api_key_option, on_option, one_host, run
 from forebay.cli._verify_view import show_rows
-from forebay.errors import ExitCode
 
 __all__ = ["command"]
 
@@ -19,10 +19,21 @@ __all__ = ["command"]
     "--log", type=click.Path(exists=False), help="The server's log; settings and pool sizes in it count as effective."
 )
 @click.option("--server", type=click.Choice(["embedded", "sglang", "vllm"]), help="[default: detected]")
-@click.option("--probe-seconds", default=60.0, show_default=True, help="The longest probe; 0 sends none.")
+@click.option("--probe-seconds", type=SECONDS, default=60.0, show_default=True, help="The longest probe; 0 sends none.")
 @click.option("--force", is_flag=True, help="Probe while requests of others run; it evicts their pages.")
+@api_key_option
+@on_option
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
-def command(target: str, log: str | None, server: str | None, probe_seconds: float, force: bool, as_json: bool) -> int:
+def command(
+    target: str,
+    log: str | None,
+    server: str | None,
+    probe_seconds: float,
+    force: bool,
+    api_key: str | None,
+    on: tuple[str, ...],
+    as_json: bool,
+) -> int:
     """Compare what was asked for at NAME|URL with what is in effect, and probe whether the cache is really read.
 
     \b
@@ -36,24 +47,12 @@ def command(target: str, log: str | None, server: str | None, probe_seconds: flo
     Exit 0: nothing that was asked for is known to be missing. Exit 7: something is. What cannot be established is shown
     as "unknown" with the flag that would tell.
     """
-    from forebay.machine.local import LocalMachine
-    from forebay.operation.verify.verify import VerifyTarget, verify, verify_run
-    from forebay.operation.watch.target import guess_server, listener_argv, target_of
+    from forebay.commands.requests import VerifyRequest
 
-    def tell(text: str) -> None:
-        click.echo(text, err=True)
-
-    machine = LocalMachine()
-    found = target_of(machine, target, log=log, server=server)
-    if found.run is not None and log is None and not force:
-        report = verify_run(machine, found.run, probe_s=probe_seconds, tell=tell)
-    else:
-        argv = listener_argv(machine, found.address)
-        server_to_verify = VerifyTarget(guess_server(machine, found), found.address, argv, found.log)
-        report = verify(machine, server_to_verify, probe_s=probe_seconds, force=force, tell=tell)
-    rows = [row.as_json() for row in report.rows]
+    request = VerifyRequest(target, log, server, probe_seconds, force, api_key or "")
+    result = run(request, QuietOutput(), one_host(on, "verify"))
     if as_json:
-        click.echo(json.dumps({"schema": 1, "in_effect": report.in_effect, "rows": rows}))
+        click.echo(json.dumps({"schema": 1, "in_effect": result["in_effect"], "rows": result["rows"]}))
     else:
-        show_rows(rows)
-    return int(ExitCode.DONE if report.in_effect else ExitCode.NOT_IN_EFFECT)
+        show_rows(result["rows"])
+    return int(result["exit_code"])

@@ -93,7 +93,9 @@ def device_problems(machine: Machine) -> list[str]:
     """GPU device nodes that are missing or may not be opened although the driver is loaded; empty where all is well.
 
     In a container the driver of the host is visible in /proc while a node was not created, or a device rule of the
-    control group denies it. """ try:
+    control group denies it.
+    """
+    try:
         machine.read(_DRIVER)
     except OSError:
         return []
@@ -156,8 +158,8 @@ _LXC = {
     ContainerNeed.SHM: "in its configuration (/etc/pve/lxc/{name}.conf on Proxmox): "
     "`lxc.mount.entry: tmpfs dev/shm tmpfs rw,nosuid,nodev,size=64G,create=dir 0 0`, then `pct reboot {name}`",
     ContainerNeed.MEMLOCK: "in its configuration: `lxc.prlimit.memlock: unlimited`, then `pct reboot {name}`",
-    ContainerNeed.DEVICES: "in its configuration: `lxc.cgroup2.devices.allow: c 195:* rwm`, the same for the major number "
-    "of nvidia-uvm (/proc/devices on its host), and an `lxc.mount.entry` for each node; then restart it",
+    ContainerNeed.DEVICES: "in its configuration: `lxc.cgroup2.devices.allow: c 195:* rwm`, the same for the major "
+    "number of nvidia-uvm (/proc/devices on its host), and an `lxc.mount.entry` for each node; then restart it",
     ContainerNeed.REAPER: "restart the container (`pct reboot {name}`)",
 }
 _KUBERNETES = {

@@ -157,7 +157,8 @@ class LocalMachine:
         return True
 
     def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log_path: str) -> Child:
-        with open(log_path, "ab") as log:
+        descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "ab") as log:
             process = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ from typing import Any
 from forebay.errors import ExitCode
 from forebay.machine.interface import Machine
 from forebay.operation.doctor.run_diagnosis import diagnose_log
+from forebay.operation.output import make_event
 from forebay.operation.watch.health_state import HealthState, Limits
 from forebay.operation.watch.log_follower import LogFollower
 from forebay.operation.watch.target import Target, guess_server
@@ -49,7 +50,7 @@ def wait_for(
     while True:
         for event in watcher.step():
             if event.kind != HealthState.DEAD:
-                show(_line(event.kind, **event.fields))
+                show(make_event(event.kind, **event.fields))
         state = watcher.verdict.state
         if state is HealthState.DEAD:
             return _dead(machine, target, server, watcher, show)
@@ -58,7 +59,7 @@ def wait_for(
         if options.timeout_s is not None and time.monotonic() - began > options.timeout_s:
             stage, percent = watcher.stage
             evidence = [*watcher.verdict.evidence, f"last stage: {stage or 'none seen'}"]
-            show(_line("time_is_up", state=state.value, stage=stage, percent=percent, evidence=evidence))
+            show(make_event("time_is_up", state=state.value, stage=stage, percent=percent, evidence=evidence))
             return ExitCode.TIME_IS_UP
         if server.name == "unknown" and watcher.sampler.api_server is not None:
             better = guess_server(machine, target)
@@ -88,9 +89,5 @@ def _dead(
         time.sleep(0.1)
     evidence = list(watcher.verdict.evidence)
     diagnosis = diagnose_log(target.log, server.name, watcher.death_observation())
-    show(_line("dead", evidence=evidence, stage=watcher.stage[0], **diagnosis.fields()))
+    show(make_event("dead", evidence=evidence, stage=watcher.stage[0], **diagnosis.fields()))
     return ExitCode.DEAD
-
-
-def _line(kind: str, **fields: object) -> dict[str, Any]:
-    return {"schema": 1, "at": round(time.time(), 3), "event": kind, **fields}

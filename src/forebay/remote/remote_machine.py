@@ -24,10 +24,12 @@ from forebay.machine.interface import (
     Tail,
 )
 from forebay.machine.nvidia_smi import GPU_QUERY, PROCESS_QUERY, parse_gpus
+from forebay.remote.destination import Destination
 from forebay.remote.shell_scripts import Part, command_script, glob_script, quote, read_script
 from forebay.remote.shell_session import ShellSession
+from forebay.remote.transport import Transport
 
-__all__ = ["RemoteMachine"]
+__all__ = ["RemoteMachine", "connect"]
 
 _MAX_FILE_BYTES = 1 << 26
 _SIGNAL = """fx sh -c 's=$(cat /proc/$1/stat) || exit 3; set -- "$1" "$2" "$3" ${s##*) }
@@ -188,3 +190,13 @@ def _numbers(data: bytes) -> tuple[int, int]:
     """(size, inode) of a ``stat`` answer."""
     fields = data.split()
     return int(fields[0]), int(fields[4])
+
+
+@contextlib.contextmanager
+def connect(destination: Destination) -> Iterator[RemoteMachine]:
+    """The machine at ``destination``, over one shell that is closed at the end."""
+    session = ShellSession(Transport(destination))
+    try:
+        yield RemoteMachine(session)
+    finally:
+        session.close()

@@ -57,12 +57,18 @@ class SshConnection:
                 self._start_master()
 
     def is_open(self) -> bool:
-        """The shared connection's process is there. (The network may be gone all the same.)"""
-        return self._control("check") == 0
+        """The process of the shared connection is there. (The network may be gone all the same.)"""
+        return self.master_pid() is not None
+
+    def master_pid(self) -> int | None:
+        """The process of the shared connection; another one than before means that forwarded ports are gone."""
+        done = self._run_control("check")
+        found = re.search(rb"pid=(\d+)", done.stderr + done.stdout)
+        return int(found[1]) if done.returncode == 0 and found else None
 
     def close(self) -> None:
         """End the shared connection, with all sessions and forwarded ports on it."""
-        self._control("exit")
+        self._run_control("exit")
         with contextlib.suppress(OSError):
             self._socket.unlink()
 
@@ -118,9 +124,6 @@ class SshConnection:
         return HostUnreachableError(
             f"{self._name}: ssh failed: {_last_line(said.encode()) or 'no message'}", fix=f"`{try_it}` must work first"
         )
-
-    def _control(self, action: str) -> int:
-        return self._run_control(action).returncode
 
     def _run_control(self, action: str, *more: str) -> subprocess.CompletedProcess[bytes]:
         words = [*self._base(), "-O", action, *more, "--", self._hop.host]

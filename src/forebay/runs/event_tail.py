@@ -1,4 +1,4 @@
-"""Reading a run's events as they are written."""
+"""Read a run's events as they are written."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["EventTail"]
 
 
 class EventTail:
-    """The events of ``run`` not seen yet; ``from_now`` skips those already written."""
+    """The events of ``run`` from byte ``offset`` of its events.jsonl on."""
 
-    def __init__(self, run: Run, *, from_now: bool = False) -> None:
+    def __init__(self, run: Run, *, offset: int = 0) -> None:
         self._run = run
-        self._offset = run.events_path.stat().st_size if from_now and run.events_path.exists() else 0
+        self.offset = offset
 
     def new(self) -> list[Mapping[str, Any]]:
-        """What was written since the last call."""
-        events, self._offset = self._run.events_from(self._offset)
+        """The events written since the last call; ``offset`` is then behind them."""
+        events, self.offset = self._run.events_from(self.offset)
         return events

@@ -37,6 +37,7 @@ __all__ = [
     "create_run",
     "find_run",
     "open_run",
+    "run_with_id",
     "this_operator",
 ]
 
@@ -225,6 +226,15 @@ def open_run(name: str) -> Run:
         return run
     known = ", ".join(sorted(other.name for other in all_runs())) or "none"
     raise UsageError(f"no run is called {name!r} (known: {known})", fix="see `forebay status`")
+
+
+def run_with_id(run_id: str) -> Run | None:
+    """The latest run of a name that has this id; None where there is none."""
+    for run in all_runs():
+        with contextlib.suppress(UsageError):
+            if run.read().run_id == run_id:
+                return run
+    return None
 
 
 def all_runs(*, earlier: bool = False) -> list[Run]:

@@ -157,11 +157,18 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command ready to run: argv, variables to add to the environment, and the flags that Forebay added."""
+    """A command ready to run: argv, variables to add to the environment, and the flags that Forebay added.
+
+    Attributes:
+        secret_env: variables with secrets; passed on in the environment and kept in no record.
+        secret_config: settings with secrets for a file that only the user can read, passed by ``--config``.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     added: tuple[AddedFlag, ...] = ()
+    secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret_config: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +219,7 @@ class Server(Protocol):
     pause_paths: tuple[str, ...]  # asked when a server that is up does not generate
     info_paths: tuple[str, ...]  # asked for the settings in effect
     flush_path: str | None  # POST to it drops the device copies of cached pages, and nothing else
+    api_key_variable: str  # from which it reads the API key; empty: it only has a flag
     evidence_flag: str  # without this flag the server does not report which tier cached tokens came from
 
     def flags(self, request: StartRequest) -> tuple[str, ...]:

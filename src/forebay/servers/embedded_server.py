@@ -47,6 +47,7 @@ class Embedded:
     pause_paths: tuple[str, ...] = ()
     info_paths: tuple[str, ...] = ("/server_info",)
     flush_path: str | None = "/flush_cache?tier=device"
+    api_key_variable = "FOREBAY_API_KEY"
     evidence_flag = ""
 
     def flags(self, request: StartRequest) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from forebay.errors import UsageError
@@ -15,11 +15,12 @@ __all__ = ["Address", "ServerAnswer", "as_mapping", "parse_address", "send"]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is reached."""
+    """Where a server is reached. ``api_key``: sent as a bearer token where it is not empty, and never shown."""
 
     host: str
     port: int
     scheme: str = "http"
+    api_key: str = field(default="", repr=False, compare=False)
 
     @property
     def url(self) -> str:
@@ -64,7 +65,7 @@ class ServerAnswer:
         return f"{path} answered {self.status}" if self.status is not None else f"{path}: {self.failure}"
 
 
-def parse_address(url: str) -> Address:
+def parse_address(url: str, api_key: str = "") -> Address:
     """Read ``http://host:port``, ``host:port`` or ``:port``.
 
     Raises:
@@ -77,7 +78,9 @@ def parse_address(url: str) -> Address:
         raise UsageError(f"{url!r} is not an address: its port is no number", fix="write http://HOST:PORT") from None
     if parts.scheme not in ("http", "https") or (port is None and "://" not in url):
         raise UsageError(f"{url!r} is not an address", fix="write http://HOST:PORT")
-    return Address(parts.hostname or "127.0.0.1", port or (443 if parts.scheme == "https" else 80), parts.scheme)
+    return Address(
+        parts.hostname or "127.0.0.1", port or (443 if parts.scheme == "https" else 80), parts.scheme, api_key
+    )
 
 
 def send(
@@ -91,6 +94,8 @@ def send(
 ) -> ServerAnswer:
     """Send one request on a connection of its own; ``timeout_s`` bounds each wait on the socket."""
     headers = {"Connection": "close"}
+    if address.api_key:
+        headers["Authorization"] = f"Bearer {address.api_key}"
     data = None
     if body is not None:
         headers["Content-Type"] = "application/json"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from forebay.errors import UsageError
 from forebay.servers.argv_flags import flag_value, has_flag
-from forebay.servers.base import StartRequest
+from forebay.servers.base import Launch, StartRequest
 
-__all__ = ["common_flags", "cpu_bind", "environment_path", "flags_of", "positive_flag"]
+__all__ = ["api_key_of", "common_flags", "cpu_bind", "environment_path", "flags_of", "hide_api_key", "positive_flag"]
 
 
 def flags_of(argv: Sequence[str]) -> tuple[str, ...]:
@@ -63,3 +64,29 @@ def positive_flag(argv: Sequence[str], *names: str, default: int) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
         raise UsageError(f"{names[0]} {text!r} is not a whole number from 1 on", fix=f"{names[0]} {default}")
     return int(text)
+
+
+def api_key_of(argv: Sequence[str]) -> str:
+    """The value of ``--api-key``; empty where it is not given."""
+    return flag_value(argv, "--api-key") or ""
+
+
+def hide_api_key(launch: Launch, variable: str, key: str = "") -> Launch:
+    """``launch`` without ``--api-key`` in its command line, where every user of the host could read it.
+
+    Args:
+        variable: the variable from which the server reads the key; empty: a file for ``--config``.
+        key: the key to use where the command line has none.
+    """
+    key = api_key_of(launch.argv) or key
+    if not key or (not variable and has_flag(launch.argv, "--config")):
+        return launch
+    argv: list[str] = []
+    skip = False
+    for word in launch.argv:
+        if not skip and word != "--api-key" and not word.startswith("--api-key="):
+            argv.append(word)
+        skip = word == "--api-key"
+    if variable:
+        return replace(launch, argv=tuple(argv), secret_env={**launch.secret_env, variable: key})
+    return replace(launch, argv=tuple(argv), secret_config={**launch.secret_config, "api-key": key})

@@ -63,6 +63,7 @@ class SGLang:
     pause_paths: tuple[str, ...] = ("/ready", "/ping")
     info_paths: tuple[str, ...] = ("/server_info",)
     flush_path: str | None = None
+    api_key_variable = ""
     evidence_flag = "--enable-metrics"
 
     def flags(self, request: StartRequest) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ class UnknownServer:
     pause_paths: tuple[str, ...] = ()
     info_paths: tuple[str, ...] = ()
     flush_path: str | None = None
+    api_key_variable = ""
     evidence_flag = ""
 
     def flags(self, request: StartRequest) -> tuple[str, ...]:

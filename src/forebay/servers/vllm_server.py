@@ -60,6 +60,7 @@ class VLLM:
     pause_paths: tuple[str, ...] = ("/is_paused", "/is_sleeping")
     info_paths: tuple[str, ...] = ("/v1/models",)
     flush_path: str | None = None
+    api_key_variable = "VLLM_API_KEY"
     evidence_flag = _DETAILS
 
     def flags(self, request: StartRequest) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What the doctor asks of the planner, as plain records: the command line joins the two rooms (cli/_sizer.py)."""
+"""What the doctor asks of the planner, as plain records: the command line joins the two rooms (commands/sizer.py)."""
 
 from __future__ import annotations
 

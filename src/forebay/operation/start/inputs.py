@@ -24,23 +24,27 @@ _DEFAULT_HOST_CACHE_BYTES = 10**9
 _MAX_NAMES = 1000
 
 
-def saved_plan(model: str) -> Mapping[str, Any] | None:
-    """The plan in ``model`` when it is a JSON file, else None.
+def saved_plan(model: str, text: str | None = None) -> Mapping[str, Any] | None:
+    """The plan in ``model`` when it is a JSON file, or in ``text`` where its content came along; else None.
 
     Raises:
         UsageError: a JSON file that is not a plan.
     """
-    if not model.endswith(".json") or not Path(model).is_file():
+    if text is None and (not model.endswith(".json") or not Path(model).is_file()):
         return None
     try:
-        plan = json.loads(Path(model).read_bytes())
-    except ValueError as error:
+        plan = json.loads(text if text is not None else Path(model).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{model} is not JSON: {error}") from error
-    if not isinstance(plan, dict) or not isinstance(plan.get("command"), list) or "server" not in plan:
+    if not isinstance(plan, dict) or not _is_command(plan.get("command")) or not isinstance(plan.get("server"), str):
         raise UsageError(
             f"{model} is not a plan: it has no server and command", fix="make one with `forebay plan MODEL --json`"
         )
     return plan
+
+
+def _is_command(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
 
 
 def local_model(model: str, server: str) -> str:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.machine.interface import Machine
-from forebay.servers.base import Server
-from forebay.servers.http_client import parse_address, send
+from forebay.servers.http_client import Address, send
 
-__all__ = ["ChatAnswer", "Question", "ask", "example_requests"]
+__all__ = ["ChatAnswer", "Question", "ask", "chat_body", "example_requests"]
 
 _TIMEOUT_S = 300.0
 _TOKENS = 64
@@ -19,17 +18,11 @@ _TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A chat request. ``url`` is without ``/v1``; ``model`` is the name the server gives its model."""
+    """A chat request to ``address``; ``model`` is the name the server gives its model."""
 
-    url: str
+    address: Address
     model: str
     text: str
-
-    @property
-    def body(self) -> dict[str, object]:
-        """The JSON body of the request."""
-        message = {"role": "user", "content": self.text}
-        return {"model": self.model, "messages": [message], "temperature": 0, "max_tokens": _TOKENS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +33,18 @@ class ChatAnswer:
     failure: str | None = None
 
 
+def chat_body(model: str, text: str) -> dict[str, object]:
+    """The JSON body of a greedy chat request."""
+    message = {"role": "user", "content": text}
+    return {"model": model, "messages": [message], "temperature": 0, "max_tokens": _TOKENS}
+
+
 def ask(machine: Machine, question: Question) -> ChatAnswer:
     """Send the question and wait for the whole answer."""
     path = "/v1/chat/completions"
-    answer = send(machine, parse_address(question.url), "POST", path, question.body, timeout_s=_TIMEOUT_S)
+    answer = send(
+        machine, question.address, "POST", path, chat_body(question.model, question.text), timeout_s=_TIMEOUT_S
+    )
     text = _content(answer.json()) if answer.ok else None
     if text is not None:
         return ChatAnswer(text)
@@ -51,17 +52,17 @@ def ask(machine: Machine, question: Question) -> ChatAnswer:
     return ChatAnswer(None, f"POST {answer.describe(path)}{f': {said}' if said else ''}")
 
 
-def example_requests(question: Question, server: Server) -> list[str]:
-    """Commands for a person to try, complete as they stand."""
-    url, body = question.url, json.dumps(question.body, ensure_ascii=False)
+def example_requests(url: str, model: str, text: str, flush_path: str | None) -> list[str]:
+    """Commands for a person to try, complete as they stand. ``url`` is without ``/v1``."""
+    body = json.dumps(chat_body(model, text), ensure_ascii=False)
     curl = f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
     lines = ["Ask it yourself:", f"  {curl}"]
-    if server.flush_path is not None:
+    if flush_path is not None:
         lines += [
             "See the lower tier at work: drop the device copies, ask again, and read usage...cached_tokens_details:",
-            f"  curl -s -X POST '{url}{server.flush_path}' && {curl}",
+            f"  curl -s -X POST '{url}{flush_path}' && {curl}",
         ]
-    return [*lines, f"Any OpenAI client works with base_url={url}/v1 and model={question.model}."]
+    return [*lines, f"Any OpenAI client works with base_url={url}/v1 and model={model}."]
 
 
 def _content(body: Any) -> str | None:

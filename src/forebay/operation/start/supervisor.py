@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -26,6 +26,7 @@ from forebay.machine.interface import Child, Machine
 from forebay.machine.local import LocalMachine
 from forebay.machine.processes import identify
 from forebay.machine.shm import shm_files
+from forebay.operation.start.launcher import SUPERVISOR_BUNDLE
 from forebay.operation.watch.health_state import HealthState, Limits
 from forebay.operation.watch.log_follower import LogFollower
 from forebay.operation.watch.observation import describe_exit
@@ -34,6 +35,7 @@ from forebay.operation.watch.watcher import Event, Watcher
 from forebay.paths import home_dir
 from forebay.runs.run_record import Run, RunRecord
 from forebay.runs.start_times import earlier_start_times, note_start_times
+from forebay.servers.argv_flags import flag_value
 from forebay.servers.http_client import Address
 from forebay.servers.registry import server_named
 
@@ -62,7 +64,7 @@ def launch(run: Run, machine: Machine, limits: Limits) -> tuple[Child, Watcher]:
         raise DeadError(why) from error
     api_server, me = identify(machine, child.pid), identify(machine, os.getpid())
     log = LogFollower(machine, str(run.log_path), record.server)
-    address = Address(record.client_host, record.port)
+    address = Address(record.client_host, record.port, api_key=_api_key(record))
     watcher = Watcher(
         machine, server_named(record.server), address, api_server=api_server, own=True, session=True, log=log,
         limits=limits, host_pool_bytes=_planned_host_bytes(run),
@@ -98,6 +100,8 @@ class Supervisor:
             self._watcher.wake.clear()
             self._turn()
         self._run.update(lambda now: setattr(now, "ended_at", now.ended_at or time.time()))
+        for name in ("secrets.yaml", SUPERVISOR_BUNDLE):
+            (self._run.folder / name).unlink(missing_ok=True)
 
     def _turn(self) -> None:
         watcher = self._watcher
@@ -241,6 +245,18 @@ def _end(record: RunRecord, state: str, *, evidence: list[str]) -> None:
     record.ended_at = record.ended_at or time.time()
 
 
+def _api_key(record: RunRecord) -> str:
+    """The key that the server was given, for the watcher's requests: from the environment or the file of secrets."""
+    variable = server_named(record.server).api_key_variable
+    if variable:
+        return os.environ.get(variable, "")
+    path = flag_value(record.command, "--config")
+    try:
+        return str(json.loads(Path(path).read_bytes()).get("api-key", "")) if path else ""
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
 def _planned_host_bytes(run: Run) -> int:
     """Size of all host pools by the run's plan; 0 without a plan."""
     try:
@@ -263,21 +279,25 @@ def _port_lock(port: int) -> Iterator[None]:
         yield
 
 
-def main(folder: str) -> None:
-    """Entry point of the process."""
+def main(folder: str, options: Sequence[str]) -> None:
+    """Entry point of the process.
+
+    Args:
+        options: the timeouts, as the launcher passes them: ``hang=120 stall=300``.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     run, machine = Run(Path(folder)), LocalMachine()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with _port_lock(run.read().port):
-        supervisor = Supervisor(run, machine, *launch(run, machine, _limits()))
+        supervisor = Supervisor(run, machine, *launch(run, machine, _limits(options)))
         signal.signal(signal.SIGTERM, supervisor.request_stop)
         signal.signal(signal.SIGINT, supervisor.request_stop)
         supervisor.run()
 
 
-def _limits() -> Limits:
+def _limits(options: Sequence[str]) -> Limits:
     """The timeouts that the launcher passes on the command line: ``hang=120 stall=300``."""
-    given = dict(word.split("=", 1) for word in sys.argv[2:])
+    given = dict(word.split("=", 1) for word in options)
     base = Limits()
     return Limits(
         base.quiet_s,
@@ -288,4 +308,4 @@ def _limits() -> Limits:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

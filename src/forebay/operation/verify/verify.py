@@ -17,7 +17,7 @@ from forebay.servers.log_patterns import EffectiveSetting, effective_settings
 from forebay.servers.openai_api import first_model
 from forebay.servers.registry import server_named
 
-__all__ = ["Report", "Status", "VerifyRow", "VerifyTarget", "verify", "verify_run"]
+__all__ = ["Report", "Status", "VerifyRow", "VerifyTarget", "rows_in_effect", "verify", "verify_run"]
 
 _LOG_NAMES = {
     "device pool tokens": "device_pool_tokens",
@@ -66,7 +66,7 @@ class Report:
     @property
     def in_effect(self) -> bool:
         """Nothing that was asked for is known to be missing. An unknown row is shown and is no failure."""
-        return not any(row.status is Status.DIFFERS or (row.status is Status.OFF and row.asked) for row in self.rows)
+        return rows_in_effect([row.as_json() for row in self.rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,18 @@ class VerifyTarget:
     log: str | None = None
 
 
-def verify_run(machine: Machine, run: Run, *, probe_s: float, tell: Callable[[str], None] = lambda _t: None) -> Report:
+def rows_in_effect(rows: Sequence[Mapping[str, str | None]]) -> bool:
+    """Whether no row, as ``VerifyRow.as_json`` writes it, shows that something asked for is missing."""
+    return not any(row["status"] == Status.DIFFERS or (row["status"] == Status.OFF and row["asked"]) for row in rows)
+
+
+def verify_run(
+    machine: Machine, run: Run, *, probe_s: float, api_key: str = "", tell: Callable[[str], None] = lambda _t: None
+) -> Report:
     """Verify a run of Forebay and keep the rows in its record."""
     record = run.read()
     target = VerifyTarget(
-        server_named(record.server), parse_address(record.url), tuple(record.command), str(run.log_path)
+        server_named(record.server), parse_address(record.url, api_key), tuple(record.command), str(run.log_path)
     )
     report = verify(machine, target, probe_s=probe_s, tell=tell)
     run.update(lambda now: setattr(now, "verify", [row.as_json() for row in report.rows]))

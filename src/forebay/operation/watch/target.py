@@ -34,7 +34,13 @@ class Target:
 
 
 def target_of(
-    machine: Machine, name: str, *, pid: int | None = None, log: str | None = None, server: str | None = None
+    machine: Machine,
+    name: str,
+    *,
+    pid: int | None = None,
+    log: str | None = None,
+    server: str | None = None,
+    api_key: str = "",
 ) -> Target:
     """Read NAME|URL.
 
@@ -51,10 +57,10 @@ def target_of(
                 )
             if api_server is None:  # it has died already; its log may say of what
                 api_server = ProcessId(pid, -1, boot_id(machine))
-        return Target(parse_address(name), api_server, log, server)
+        return Target(parse_address(name, api_key), api_server, log, server)
     run = open_run(name)
     record = run.read()
-    return Target(parse_address(record.url), record.api_server, log or str(run.log_path), record.server, run)
+    return Target(parse_address(record.url, api_key), record.api_server, log or str(run.log_path), record.server, run)
 
 
 def guess_server(machine: Machine, target: Target) -> Server:
