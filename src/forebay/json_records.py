@@ -40,9 +40,9 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         return _union(arguments, value, where)
-    if origin is list and isinstance(value, list):
+    if origin is list and isinstance(value, (list, tuple)):
         return [_value(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if origin is tuple and isinstance(value, list):
+    if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(_value(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     if origin in (dict, Mapping) and isinstance(value, dict):
         return {

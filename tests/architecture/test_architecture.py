@@ -12,16 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from forebay.remote.agent_bundle import BUNDLED_ROOMS
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "forebay"
 OPERATOR = (
     "cli",
+    "commands",
     "compiler",
     "hostmemory",
     "kv",
     "machine",
     "model",
     "planning",
+    "remote",
     "runs",
     "servers",
     "operation",
@@ -31,6 +35,8 @@ OPERATOR = (
 # docs/architecture.md: imports follow the arrows only; a room may also skip a level downwards
 MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"commands", "remote", "operation", "planning", "workload", "runs", "servers", "machine", "model", "kv"},
+    "commands": {"operation", "planning", "remote", "runs", "servers", "machine", "model"},
+    "remote": {"machine"},
     "operation": {"runs", "servers", "machine", "model"},
     "planning": {"servers", "machine", "model", "kv"},
     "workload": {"runs", "servers", "machine", "model"},
@@ -169,6 +175,31 @@ print("engine:", sorted(name for name in sys.modules if name.startswith("forebay
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["", "engine: []"]
+
+
+def test_what_is_sent_to_other_hosts_needs_nothing_but_python_3_10() -> None:
+    """Standard library only (the exceptions are used where they are installed), and no newer syntax."""
+    allowed = set(sys.stdlib_module_names) | {"forebay", "sre_constants", "sre_parse"}
+    wrong = []
+    for path in modules(*BUNDLED_ROOMS):
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))
+        wrong += [
+            f"{where(path, line)} imports {name}"
+            for line, name in imports(path)
+            if name.split(".")[0] not in allowed
+            and (path.name, name) not in {("nvml.py", "pynvml"), ("scan_log.py", "re2"), ("read_log.py", "zstandard")}
+        ]
+    assert wrong == []
+
+
+def test_the_rooms_that_are_sent_to_other_hosts_import_no_other_room() -> None:
+    wrong = [
+        f"{where(path, line)} imports {name}"
+        for path in modules(*BUNDLED_ROOMS)
+        for line, name in imports(path)
+        if name.startswith("forebay.") and name.split(".")[1] not in {*BUNDLED_ROOMS, *SHARED}
+    ]
+    assert wrong == []
 
 
 def test_a_plain_install_brings_no_torch() -> None:

@@ -44,7 +44,9 @@ def up_on_host(options: UpOptions, host: Destination, screen: Screen) -> int:
 
 
 def up_on_hosts(options: UpOptions, hosts: Sequence[Destination], screen: Screen) -> int:
-    raise UsageError("several hosts", fix="one")
+    """A server over several hosts."""
+    names = ", ".join(host.name for host in hosts)
+    raise UsageError(f"`forebay up` starts a server on one host, --on names {names}", fix=f"--on {hosts[0].name}")
 
 
 def with_plan_text(options: UpOptions) -> UpOptions:

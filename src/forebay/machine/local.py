@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -27,7 +28,7 @@ from forebay.machine.interface import (
 from forebay.machine.nvidia_smi import GPU_QUERY, PROCESS_QUERY, parse_gpus
 from forebay.machine.proc_stat import parse_stat
 
-__all__ = ["LocalMachine"]
+__all__ = ["LocalMachine", "free_local_port"]
 
 
 class LocalMachine:
@@ -173,6 +174,15 @@ class LocalMachine:
 
     def remove(self, path: str) -> None:
         Path(path).unlink()
+
+
+def free_local_port(wanted: int) -> int:
+    """``wanted`` where it is free on 127.0.0.1, else another free port."""
+    for port in (wanted, 0):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise OSError(errno.EADDRINUSE, "no port is free on 127.0.0.1")
 
 
 class _LocalChild:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 
 from forebay.errors import HostUnreachableError, UsageError
+from forebay.machine.interface import BindResult
+from forebay.machine.local import LocalMachine, free_local_port
 from forebay.machine.tcp_relay import Relay, feed_from
 from forebay.remote.agent_session import AgentSession, ConnectionLostError
 from forebay.remote.transport import Transport
@@ -43,8 +44,8 @@ def open_forward(
         HostUnreachableError: the destination cannot be reached.
         UsageError: ``local_port`` is taken.
     """
-    chosen = _free_port(port) if local_port is None else local_port
-    if local_port is not None and _is_taken(local_port):
+    chosen = free_local_port(port) if local_port is None else local_port
+    if local_port is not None and LocalMachine().try_bind("127.0.0.1", local_port) is not BindResult.FREE:
         raise UsageError(f"port {local_port} is taken on this machine", fix="give another one, or leave it out")
     kind = _RelayForward if transport.destination.containers else _SshForward
     forward = kind(transport, host, port, chosen, tell)
@@ -200,18 +201,3 @@ class _RelayForward(PortForward):
             self._loop.call_soon_threadsafe(self._server.close)
         if self._session is not None:
             self._session.close()
-
-
-def _free_port(wanted: int) -> int:
-    with contextlib.suppress(OSError), socket.socket() as probe:
-        probe.bind(("127.0.0.1", wanted))
-        return wanted
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _is_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -25,7 +25,7 @@ from forebay.machine.interface import (
 )
 from forebay.machine.nvidia_smi import GPU_QUERY, PROCESS_QUERY, parse_gpus
 from forebay.remote.destination import Destination
-from forebay.remote.shell_scripts import Part, command_script, glob_script, quote, read_script
+from forebay.remote.shell_scripts import ShellAnswer, command_script, glob_script, quote, read_script
 from forebay.remote.shell_session import ShellSession
 from forebay.remote.transport import Transport
 
@@ -68,7 +68,7 @@ class RemoteMachine:
         found = dict(before)
         for (key, _), part in zip(wanted, self._session.run([line for _, line in wanted]), strict=True):
             for path, content in (part.files or {}).items():
-                found["fr", path] = Part(content, 0)
+                found["fr", path] = ShellAnswer(content, 0)
             found[key] = part
         self._kept.parts = found
         try:
@@ -169,10 +169,10 @@ class RemoteMachine:
         if part.status:
             raise OSError(errno.EACCES, part.stderr.decode(errors="replace").strip(), path)
 
-    def _cache(self) -> dict[tuple[str, str], Part]:
+    def _cache(self) -> dict[tuple[str, str], ShellAnswer]:
         return getattr(self._kept, "parts", {})
 
-    def _one(self, key: tuple[str, str], line: Callable[[], str]) -> Part:
+    def _one(self, key: tuple[str, str], line: Callable[[], str]) -> ShellAnswer:
         part = self._cache().get(key)
         if part is None:
             try:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["PRELUDE", "Part", "command_script", "glob_script", "parse_parts", "quote", "read_script"]
+__all__ = ["PRELUDE", "ShellAnswer", "command_script", "glob_script", "parse_answers", "quote", "read_script"]
 
 _NUL = "\0"
 
@@ -37,7 +37,7 @@ fx() { { _o=$( { "$@" 2>&1 >&3 3>&-; } 3>&4 ); _r=$?; } 4>&1; printf '\n%s e\n%s
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShellAnswer:
     """One answer: what was printed, and 0 or an errno (of a command: its exit status)."""
 
     data: bytes
@@ -78,9 +78,9 @@ def command_script(argv: Sequence[str], timeout_s: float, env: Mapping[str, str]
     return f"fx timeout {max(1, round(timeout_s))} {words} </dev/null"
 
 
-def parse_parts(data: bytes, mark: bytes) -> list[Part]:
+def parse_answers(data: bytes, mark: bytes) -> list[ShellAnswer]:
     """The answers in the output of a script, in order."""
-    parts: list[Part] = []
+    parts: list[ShellAnswer] = []
     chunks = re.split(rb"\n" + mark + rb" (-|e|\d+)\n?", data)
     files: dict[str, bytes] | None = None
     stdout: bytes | None = None
@@ -92,10 +92,10 @@ def parse_parts(data: bytes, mark: bytes) -> list[Part]:
         elif status == b"e":
             stdout = text
         elif stdout is not None:
-            parts.append(Part(stdout, int(status), stderr=text))
+            parts.append(ShellAnswer(stdout, int(status), stderr=text))
             stdout = None
         else:
-            parts.append(Part(text, int(status), files=files))
+            parts.append(ShellAnswer(text, int(status), files=files))
             files = None
     return parts
 

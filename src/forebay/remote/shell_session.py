@@ -14,7 +14,7 @@ import threading
 import time
 
 from forebay.errors import HostUnreachableError
-from forebay.remote.shell_scripts import PRELUDE, Part, parse_parts
+from forebay.remote.shell_scripts import PRELUDE, ShellAnswer, parse_answers
 from forebay.remote.transport import Transport
 
 __all__ = ["ShellSession"]
@@ -43,7 +43,7 @@ class ShellSession:
         """The destination as the user wrote it."""
         return self._transport.name
 
-    def run(self, lines: list[str], *, timeout_s: float = _READ_S) -> list[Part]:
+    def run(self, lines: list[str], *, timeout_s: float = _READ_S) -> list[ShellAnswer]:
         """Run ``lines`` (each one a function of ``PRELUDE``) in one round trip; their answers in order.
 
         Raises:
@@ -67,7 +67,7 @@ class ShellSession:
         with self._lock:
             self._drop()
 
-    def _exchange(self, lines: list[str], timeout_s: float) -> list[Part]:
+    def _exchange(self, lines: list[str], timeout_s: float) -> list[ShellAnswer]:
         script = "\n".join(lines)
         if self._process is None:
             self._open()
@@ -81,7 +81,7 @@ class ShellSession:
             self._read_until(self._mark + b" hello\n", time.monotonic() + _HELLO_S, banner=True)
         data = self._read_until(b"\n" + self._mark + b" done\n", deadline, banner=False)
         self.round_trips += 1
-        parts = parse_parts(data, self._mark)
+        parts = parse_answers(data, self._mark)
         if len(parts) != len(lines):
             raise _SessionLost(f"{len(parts)} answers to {len(lines)} reads")
         return parts

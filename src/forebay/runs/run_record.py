@@ -39,6 +39,7 @@ __all__ = [
     "open_run",
     "run_with_id",
     "this_operator",
+    "write_private",
 ]
 
 SCHEMA = 2
@@ -172,9 +173,7 @@ class Run:
         """Replace run.json in one step; only its owner may read it."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self.folder / "run.json.tmp"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as sink:
-            sink.write(encode_record(record))
+        write_private(temporary, encode_record(record))
         temporary.rename(self.folder / "run.json")
 
     def update(self, change: Callable[[RunRecord], None]) -> RunRecord:
@@ -273,6 +272,12 @@ def create_run(record: RunRecord, *, replace: Callable[[RunRecord], bool]) -> Ru
         shutil.rmtree(run.folder, ignore_errors=True)  # what a start that was cut off before its record left
         run.write(record)
     return run
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as sink:
+        sink.write(data)
 
 
 def this_operator() -> str:

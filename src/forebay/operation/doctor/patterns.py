@@ -7,14 +7,20 @@ a piece of text that every match must hold (read from the pattern itself); a lin
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
-from re import _constants as sre  # type: ignore[attr-defined]
-from re import _parser as sre_parser  # type: ignore[attr-defined]
+
+if sys.version_info >= (3, 11):  # noqa: UP036 - Python 3.10 on a host reached over SSH
+    from re import _constants as sre  # type: ignore[attr-defined]
+    from re import _parser as sre_parser  # type: ignore[attr-defined]
+else:
+    import sre_constants as sre
+    import sre_parse as sre_parser
 
 __all__ = ["EventPattern", "Where", "Wording", "event_patterns", "pattern"]
 

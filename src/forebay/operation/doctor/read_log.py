@@ -18,13 +18,18 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-import zstandard
-
 from forebay.errors import UsageError
 from forebay.operation.doctor.scan_log import TROUBLE, scan
 from forebay.operation.doctor.unwrap_pasted import is_pasted, unwrap_pasted
 from forebay.servers.log_patterns import LogLine, parse_segments
 from forebay.servers.log_patterns.lines import MAX_LINE_CHARS
+
+try:
+    import zstandard
+    from zstandard import ZstdError
+except ImportError:  # on a host reached over SSH there is the standard library only
+    zstandard = None  # type: ignore[assignment]
+    ZstdError = OSError  # type: ignore[assignment,misc]
 
 __all__ = ["KEEP", "TAIL", "Kept", "SourceLog", "read_file", "read_lines", "read_stream", "read_text"]
 
@@ -101,7 +106,7 @@ def read_file(path: Path, *, name: str | None = None) -> SourceLog:
     try:
         with path.open("rb") as stream:
             return read_stream(stream, name or str(path))
-    except (OSError, EOFError, zstandard.ZstdError) as error:
+    except (OSError, EOFError, ZstdError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"doctor: {path}: {reason}", fix="name a log file, or a run: `forebay status` lists the runs"
@@ -119,6 +124,11 @@ def read_stream(stream: IO[bytes], name: str) -> SourceLog:
         with gzip.open(io.BufferedReader(rest)) as inner:
             return _Reader(name).read_pieces(_pieces(inner))
     if first == _ZSTD:
+        if zstandard is None:
+            raise UsageError(
+                f"doctor: {name} is compressed by zstd, and the Python that reads it has no zstandard package",
+                fix="decompress it there: zstd -d",
+            )
         with zstandard.ZstdDecompressor().stream_reader(io.BufferedReader(rest), read_across_frames=True) as inner:
             return _Reader(name).read_pieces(_pieces(inner))
     return _Reader(name).read_pieces(_pieces(rest))

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import re2
+try:
+    import re2 as automaton
+except ImportError:  # on a host reached over SSH there is the standard library only: slower, the same lines are found
+    import re as automaton
 
 __all__ = ["SERVED", "TROUBLE", "Hit", "scan"]
 
-TROUBLE = re2.compile(
+TROUBLE = automaton.compile(
     rb"[Ee]rror|ERROR|[Ee]xception|EXCEPTION|Traceback|[Ff]ail|FAIL|[Ff]atal|FATAL|CRITICAL|[Aa]bort|[Kk]illed|OOM|[Oo]ut of mem|"
     rb"oom-kill|\bdied\b|\bdead\b|[Cc]rash|SIG[A-Z]{3}|[Ss]hutdown|hutting down|terminated|[Rr]efused|[Dd]enied|No such|not found|"
     rb"[Cc]annot|[Cc]an't|ould not|ouldn't|[Uu]nable to|nsupported|not supported|nvalid argument|unrecognized|[Tt]imed out|[Tt]imeout|"
@@ -22,7 +25,7 @@ TROUBLE = re2.compile(
 )
 """Words of trouble, and of a start's stages. Batch and request lines of a server at work have none."""
 
-SERVED = re2.compile(
+SERVED = automaton.compile(
     rb'"POST /(?:generate|v1/(?:chat/)?completions|v1/responses|v1/messages|v1/embeddings|invocations)[^"\n]*" 2\d\d'
 )
 """A request that was answered with tokens."""

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from forebay.operation.watch.health_state import Limits
 from forebay.paths import home_dir, runs_dir
 from forebay.runs.earlier_runs import KEPT_IN_ALL, KEPT_PER_NAME, prune_runs
 from forebay.runs.owned_processes import owned_processes
-from forebay.runs.run_record import Run, RunRecord, create_run, this_operator
+from forebay.runs.run_record import Run, RunRecord, create_run, this_operator, write_private
 from forebay.servers.base import Launch
 
 __all__ = ["SUPERVISOR_BUNDLE", "LaunchRequest", "launch_run", "start_lock", "supervisor_command"]
@@ -102,7 +101,7 @@ def launch_run(
     run = create_run(record, replace=lambda old: _is_over(machine, old))
     created(run)
     if plan is not None:
-        run.plan_path.write_bytes(plan)
+        write_private(run.plan_path, plan)
     if start.launch.secret_config:
         _write_secrets(_secrets_path(start.name), start.launch.secret_config)
     removed = prune_runs(start.name, may_remove=lambda folder: _has_ended(machine, Run(folder)))
@@ -125,8 +124,7 @@ def _secret_flags(start: LaunchRequest) -> list[str]:
 
 def _write_secrets(path: Path, settings: Mapping[str, str]) -> None:
     """A YAML file (JSON is YAML) that only this user can read; the supervisor removes it with the end of the run."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as sink:
-        json.dump(dict(settings), sink)
+    write_private(path, json.dumps(dict(settings)).encode())
 
 
 def _has_ended(machine: Machine, run: Run) -> bool:
@@ -169,7 +167,7 @@ def supervisor_command(run: Run) -> list[str]:
     if not isinstance(loader, zipimporter):
         return [sys.executable, "-m", "forebay.operation.start.supervisor"]
     copy = run.folder / SUPERVISOR_BUNDLE
-    shutil.copyfile(loader.archive, copy)
+    write_private(copy, Path(loader.archive).read_bytes())
     return [sys.executable, "-I", str(copy), "supervisor"]
 
 
